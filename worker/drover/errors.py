@@ -1,0 +1,44 @@
+"""Every exception Drover raises on purpose, named for whose fault it is.
+
+A message says what, where and what to do; the commands print it as one line, without a traceback.
+"""
+
+
+class DroverError(Exception):
+    """Base of all errors below: its text is meant for the user."""
+
+
+class LocalProtocolError(DroverError):
+    """We were about to break the rules of the RPC protocol."""
+
+
+class RemoteProtocolError(DroverError):
+    """The peer broke the rules of the RPC protocol; only its connection pays for it."""
+
+
+class WorkerError(DroverError):
+    """A worker cannot be reached, refused us or went away."""
+
+
+class DeviceError(DroverError):
+    """A device cannot do what was asked: unknown, out of memory, an operation it lacks."""
+
+
+class GraphError(DroverError):
+    """An operation's operands do not fit together: types, shapes, strides or index values."""
+
+
+class ModelError(DroverError):
+    """A model file is missing, damaged or of a kind we do not support."""
+
+
+class PlanError(DroverError):
+    """Layers cannot be laid over the devices as asked."""
+
+
+class RequestError(DroverError):
+    """An API request is malformed or asks for what this model cannot do."""
+
+
+class SpecError(DroverError):
+    """An InferenceCluster file is not valid; the text names the field and the line."""
