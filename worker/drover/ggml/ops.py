@@ -216,9 +216,7 @@ _PARAMS_I = Struct("<16i")
 _PARAMS_F = Struct("<16f")
 
 
-def pack_params(
-    ints: dict[int, int] | None = None, floats: dict[int, float] | None = None
-) -> bytes:
+def pack_params(ints: dict[int, int] | None = None, floats: dict[int, float] | None = None) -> bytes:
     """Pack parameters by slot number (0..15) into the 64 bytes of a tensor's `op_params`."""
     raw = bytearray(PARAM_BYTES)
     for slot, value in (ints or {}).items():

@@ -1,0 +1,406 @@
+"""A worker over real sockets: many clients at a time, and whatever one of them does, the others do not notice."""
+
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from drover.errors import DroverError
+from drover.ggml.ops import Op
+from drover.ggml.types import I32
+from drover.rpc import codec
+from drover.rpc import messages as m
+from drover.worker import server as server_module
+from drover.worker.devices.device import Program
+from drover.worker.devices.reference.device import ReferenceDevice, ReferenceProgram
+from drover.worker.memory import SharedDevice
+from drover.worker.server import Server, bind
+from support.client import Bench, Client, patched
+
+LIMIT = 1 << 24
+
+
+class Worker:
+    """A running server and what it logged."""
+
+    def __init__(self, server: Server, port: int, device: ReferenceDevice, logs: list[EventDict]) -> None:
+        self.server = server
+        self.port = port
+        self.device = device
+        self.logs = logs
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < end, self.logs
+            time.sleep(0.005)
+
+    def wait_logged(self, count: int) -> list[EventDict]:
+        self.wait(lambda: len(self.said()) >= count)
+        return self.said()
+
+    def said(self) -> list[EventDict]:
+        return [entry for entry in self.logs if entry["log_level"] != "debug"]
+
+
+@contextmanager
+def running(device: ReferenceDevice, **options: float) -> Iterator[Worker]:
+    server = Server([SharedDevice(device)], **options)  # type: ignore[arg-type]
+    listener = bind("127.0.0.1", 0)
+    server.open(listener)
+    with capture_logs() as logs:
+        thread = threading.Thread(target=server.serve, args=(listener,))
+        thread.start()
+        try:
+            yield Worker(server, listener.getsockname()[1], device, logs)
+        finally:
+            server.stop()
+            thread.join()
+        assert not server.clients
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with running(ReferenceDevice(LIMIT)) as made:
+        yield made
+
+
+def works(client: Client) -> bool:
+    """Whether a client gets the right answer to a graph."""
+    bench = Bench.on(client)
+    a, b = bench.tensor(3), bench.tensor(3)
+    total = bench.node(Op.ADD, a, b)
+    client.set(a, [1, 2, 3])
+    client.set(b, [10, 20, 30])
+    client.tell(bench.graph(total))
+    right = bool((client.get(total) == [11, 22, 33]).all())
+    client.tell(m.FreeBuffer(bench.handle))
+    return right
+
+
+def test_one_client_from_hello_to_the_end(worker: Worker) -> None:
+    with Client(worker.port) as client:
+        assert client.ask(m.DeviceCount()) == m.DeviceCountReply(1)
+        assert works(client)
+    (entry,) = worker.wait_logged(1)
+    assert (entry["event"], entry["log_level"], entry["requests"]) == ("client left", "info", 9)
+
+
+def test_the_bytes_of_a_greeting(worker: Worker) -> None:
+    with Client(worker.port, greet=False) as client:
+        client.raw(b"\x0e" + struct.pack("<Q", 24) + bytes(24))
+        assert client.socket.recv(100) == struct.pack("<Q", 28) + bytes([8, 0, 0, 0]) + bytes(24)
+
+
+def test_a_byte_at_a_time(worker: Worker) -> None:
+    with Client(worker.port) as client:
+        client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in b"\x0f" + bytes(8) + b"\x01" + struct.pack("<QI", 4, 0):
+            client.raw(bytes([byte]))
+        assert client.socket.recv(12, socket.MSG_WAITALL) == struct.pack("<QI", 4, 1)
+        assert client.socket.recv(16, socket.MSG_WAITALL) == struct.pack("<QQ", 8, 64)
+
+
+def test_pipelined_requests_are_answered_in_order(worker: Worker) -> None:
+    with Client(worker.port) as client:
+        bench = Bench.on(client)
+        tensor = bench.tensor(1000)
+        frames = b""
+        for i in range(50):
+            data = np.full(1000, i, np.float32).data
+            for request in (m.SetTensor(tensor, 0, 0, data.cast("B")), m.GetTensor(tensor, 0, 4)):
+                frames += b"".join(codec.encode_request(request))
+        client.raw(frames)
+        for i in range(50):
+            assert client.socket.recv(12, socket.MSG_WAITALL) == struct.pack("<Qf", 4, i)
+
+
+def test_a_large_tensor_there_and_back(worker: Worker) -> None:
+    with Client(worker.port) as client:
+        bench = Bench.on(client, 9 << 20)
+        tensor = bench.tensor((9 << 20) // 4)
+        numbers = np.arange(tensor.ne[0], dtype=np.float32)
+        client.set(tensor, numbers)
+        assert (client.get(tensor) == numbers).all()
+
+
+def test_many_clients_at_once(worker: Worker) -> None:
+    right: list[bool] = []
+
+    def work() -> None:
+        with Client(worker.port) as client:
+            right.extend(works(client) for _ in range(20))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True] * 160
+
+
+def test_handles_belong_to_their_connection(worker: Worker) -> None:
+    with Client(worker.port) as owner, Client(worker.port) as thief:
+        bench = Bench.on(owner)
+        thief.tell(m.FreeBuffer(bench.handle))
+        assert thief.dropped()
+        assert works(owner)
+
+
+HELLO = b"\x0e" + struct.pack("<Q", 24) + bytes(24)
+SET = b"".join(codec.encode_request(m.SetTensor(Bench(1, 1 << 40).tensor(1000), 0, 0, memoryview(bytes(4000)))))
+
+
+@pytest.mark.parametrize(
+    "half",
+    [b"", HELLO[:1], HELLO[:20], HELLO + b"\x06", HELLO + SET[:8], HELLO + SET[:200]],
+    ids=["silent", "one byte", "half a hello", "one byte more", "half a header", "half a tensor record"],
+)
+def test_half_a_request_costs_only_its_sender(worker: Worker, half: bytes) -> None:
+    with Client(worker.port, greet=False) as stuck, Client(worker.port) as client:
+        stuck.raw(half)
+        if half.startswith(HELLO):
+            stuck.socket.recv(36, socket.MSG_WAITALL)
+        assert works(client)
+        stuck.close()
+        if half:
+            (entry,) = worker.wait_logged(1)
+            assert (entry["event"], entry["why"]) == ("client dropped", "it left in the middle of a request")
+        assert works(client)
+
+
+def test_half_a_body_costs_only_its_sender(worker: Worker) -> None:
+    with Client(worker.port) as stuck, Client(worker.port) as client:
+        tensor = Bench.on(stuck).tensor(1000)
+        head, body = codec.encode_request(m.SetTensor(tensor, 0, 0, memoryview(bytes(4000))))
+        stuck.raw(bytes(head) + bytes(body[:1999]))
+        assert works(client)
+        stuck.close()
+        assert worker.wait_logged(1)[0]["command"] == "SET_TENSOR"
+        worker.wait(lambda: worker.device.memory()[0] == LIMIT)
+
+
+RAW = {
+    "no hello": (b"\x0f" + bytes(8), "DEVICE_COUNT before HELLO"),
+    "hello of 0 bytes": (b"\x0e" + bytes(8), "HELLO of 0 bytes"),
+    "hello of 25 bytes": (b"\x0e" + struct.pack("<Q", 25) + bytes(25), "HELLO of 25 bytes"),
+    "http": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "command 71 does not exist"),
+    "second hello": (HELLO + HELLO, "second HELLO"),
+    "command 23": (HELLO + b"\x17" + bytes(8), "command 23 does not exist"),
+    "command 255": (HELLO + b"\xff" + b"\xff" * 8, "command 255 does not exist"),
+    "short": (HELLO + struct.pack("<BQ", 0, 11) + bytes(11), "ALLOC_BUFFER of 11 bytes"),
+    "long": (HELLO + struct.pack("<BQ", 0, 13) + bytes(13), "ALLOC_BUFFER of 13 bytes"),
+    "size 2^63": (HELLO + struct.pack("<BQ", 6, 2**63), "SET_TENSOR of 9223372036854775808 bytes"),
+    "size 2^64-1": (HELLO + struct.pack("<BQ", 10, 2**64 - 1), "GRAPH_COMPUTE of 18446744073709551615 bytes"),
+    "graph beyond its frame": (HELLO + struct.pack("<BQIQII", 10, 20, 0, 0, 2**32 - 1, 0), "4294967295 nodes"),
+    "type 4": (HELLO + struct.pack("<BQQI", 12, 296, 1, 4) + bytes(284), "type 4"),
+    "op 101 outside a graph": (HELLO + struct.pack("<BQ", 12, 296) + bytes(52) + b"\x65" + bytes(243), "operation 101"),
+    "unknown buffer": (HELLO + struct.pack("<BQQ", 4, 8, 77), "no buffer 77"),
+    "device 1": (HELLO + struct.pack("<BQI", 1, 4, 1), "device 1 of 1"),
+    "recompute": (HELLO + struct.pack("<BQIQ", 16, 12, 0, 5), "graph 5 was never sent"),
+    "body without a buffer": (HELLO + SET, "no buffer 1"),
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_malformed_requests_cost_their_connection_and_one_line(worker: Worker, name: str) -> None:
+    data, why = RAW[name]
+    with Client(worker.port) as other:
+        with Client(worker.port, greet=False) as client:
+            client.raw(data)
+            if data.startswith(HELLO):
+                client.socket.recv(36, socket.MSG_WAITALL)
+            assert client.dropped()
+        (entry,) = worker.wait_logged(1)
+        assert entry["event"] == "client dropped"
+        assert why in entry["why"]
+        assert works(other)
+
+
+def ids(bench: Bench, *numbers: int) -> m.GraphCompute:
+    node = bench.node(Op.SQR, bench.tensor(4))
+    raw = b"".join(number.to_bytes(8, "little") for number in numbers)
+    return m.GraphCompute(0, 0, memoryview(raw), bench.graph(node).tensors)
+
+
+def chain(bench: Bench) -> m.GraphCompute:
+    """200 000 tensors, each naming the one before: what overflows a recursive reader's stack."""
+    count = 200_000
+    one = bench.graph(bench.node(Op.SQR, bench.tensor(4))).tensors[-m.TENSOR_BYTES :]
+    table = np.frombuffer(bytes(one) * count, np.uint8).reshape(count, m.TENSOR_BYTES).copy()
+    table[:, :8] = np.arange(1, count + 1, dtype="<u8").view(np.uint8).reshape(count, 8)
+    table[:, 124:132] = np.arange(0, count, dtype="<u8").view(np.uint8).reshape(count, 8)
+    table[0, 124:132] = table[-1, :8]
+    nodes = [count, 2**63]
+    raw = np.array(nodes, "<u8").data.cast("B")
+    return m.GraphCompute(0, 0, raw, table.reshape(-1).data)
+
+
+def row_beyond(bench: Bench) -> m.GraphCompute:
+    rows = bench.tensor(1, type_=I32, name="row numbers")
+    rows.data = bench.tensors[0].data  # holds 1e9 as an integer, see `HOSTILE` below
+    return bench.graph(bench.node(Op.GET_ROWS, bench.tensor(4, 3), rows, extents=(4, 1)))
+
+
+HOSTILE: dict[str, Callable[[Bench], m.GraphCompute]] = {
+    "op 101": lambda b: patched(b.graph(b.node(Op.SQR, b.tensor(4))), 2, 52, 101),
+    "op 2^32-1": lambda b: patched(b.graph(b.node(Op.SQR, b.tensor(4))), 2, 52, 2**32 - 1),
+    "type 31": lambda b: patched(b.graph(b.node(Op.SQR, b.tensor(4))), 2, 8, 31),
+    "add without operands": lambda b: b.graph(b.node(Op.ADD)),
+    "node 0": lambda b: ids(b, 0),
+    "missing node": lambda b: ids(b, 2**64 - 1),
+    "custom": lambda b: b.graph(b.node(Op.CUSTOM)),
+    "map custom": lambda b: b.graph(b.node(Op.MAP_CUSTOM3, b.tensor(4))),
+    "training": lambda b: b.graph(b.node(Op.OPT_STEP_SGD, b.tensor(4))),
+    "overflowing extents": lambda b: patched(b.graph(b.node(Op.SQR, b.tensor(4))), 2, 20, 2**128 - 1, 16),
+    "overflowing strides": lambda b: patched(b.graph(b.node(Op.SQR, b.tensor(4, 2))), 2, 36, 2**128 - 1, 16),
+    "chain": chain,
+    "row out of range": row_beyond,
+    "matmul": lambda b: b.graph(b.node(Op.MUL_MAT, b.tensor(64, 4), b.tensor(8, 4), extents=(4, 4))),
+    "address": lambda b: b.graph(b.node(Op.SQR, b.tensor(4, data=2**64 - 8))),
+    "no buffer": lambda b: b.graph(b.node(Op.SQR, b.tensor(4, buffer=0, data=0x7FFF_0000_0000))),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_graphs_cost_their_connection_and_one_line(worker: Worker, name: str) -> None:
+    with Client(worker.port) as other, Client(worker.port) as client:
+        bench = Bench.on(client)
+        client.set(bench.tensor(1), [1_000_000_000], np.int32)
+        client.tell(HOSTILE[name](bench))
+        assert client.dropped()
+        (entry,) = worker.wait_logged(1)
+        assert (entry["event"], entry["command"]) == ("client dropped", "GRAPH_COMPUTE")
+        assert works(other)
+        worker.wait(lambda: worker.device.memory()[0] == LIMIT)
+
+
+def test_memory_of_a_client_that_died_is_back_at_once(worker: Worker) -> None:
+    clients = [Client(worker.port) for _ in range(3)]
+    for client in clients:
+        Bench.on(client, LIMIT // 4)
+    assert worker.device.memory()[0] == LIMIT // 4
+    clients[0].socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+    for client in clients:
+        client.close()
+    worker.wait(lambda: worker.device.memory()[0] == LIMIT)
+    assert [entry["log_level"] for entry in worker.wait_logged(3)] == ["info"] * 3
+
+
+def test_a_knock_is_not_worth_a_line(worker: Worker) -> None:
+    for reset in (False, True):
+        with socket.create_connection(("127.0.0.1", worker.port)) as probe:
+            if reset:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with Client(worker.port) as client:
+        assert works(client)
+    worker.wait_logged(1)
+    worker.wait(lambda: len(worker.logs) >= 3)
+    assert [entry["requests"] for entry in worker.said()] == [8]
+
+
+class Broken(ReferenceDevice):
+    """A device with a bug."""
+
+    error: Exception
+
+    def run(self, program: Program) -> None:
+        """Fail as no device should."""
+        assert isinstance(program, ReferenceProgram)
+        if program.nodes[0].op == Op.SQR:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RecursionError("deep"), ZeroDivisionError("division by zero")])
+def test_errors_of_our_own_cost_one_connection(error: Exception) -> None:
+    device = Broken(LIMIT)
+    device.error = error
+    with running(device) as worker, Client(worker.port) as other, Client(worker.port) as client:
+        bench = Bench.on(client)
+        client.tell(bench.graph(bench.node(Op.SQR, bench.tensor(4))))
+        assert client.dropped()
+        (entry,) = worker.wait_logged(1)
+        assert entry["log_level"] == "error"
+        assert type(error).__name__ in entry["why"]
+        assert other.ask(m.DeviceCount()) == m.DeviceCountReply(1)
+        worker.wait(lambda: device.memory()[0] == LIMIT)
+
+
+def test_more_clients_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(ReferenceDevice(LIMIT), max_clients=2) as worker, ExitStack() as stack:
+        first, second = (stack.enter_context(Client(worker.port)) for _ in range(2))
+        with Client(worker.port, greet=False) as third:
+            assert third.dropped()
+        assert worker.wait_logged(1)[0]["event"] == "client refused"
+        first.close()
+        worker.wait_logged(2)
+        worker.wait(lambda: len(worker.server.clients) == 1)
+        with Client(worker.port) as fourth:
+            assert works(fourth)
+            assert works(second)
+
+
+def test_idle_clients_are_dropped_if_asked() -> None:
+    with running(ReferenceDevice(LIMIT), idle_timeout=0.2) as worker, Client(worker.port) as client:
+        assert client.dropped()
+        assert worker.wait_logged(1)[0]["why"] == "it said nothing for too long"
+
+
+def test_a_client_that_never_greets_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "HELLO_SECONDS", 0.2)
+    with running(ReferenceDevice(LIMIT)) as worker, Client(worker.port, greet=False) as client:
+        assert client.dropped()
+
+
+def test_stop_ends_every_client() -> None:
+    with ExitStack() as stack:
+        with running(ReferenceDevice(LIMIT)) as worker:
+            client = stack.enter_context(Client(worker.port))
+            stack.enter_context(Client(worker.port, greet=False)).raw(HELLO[:5])
+            Bench.on(client)
+            worker.wait(lambda: len(worker.server.clients) == 2)
+        assert {entry["event"] for entry in worker.said()} == {"client sent away"}
+        assert worker.device.memory()[0] == LIMIT
+        with pytest.raises(ConnectionError):
+            socket.create_connection(("127.0.0.1", worker.port))
+
+
+def test_stop_from_a_signal_handler() -> None:
+    server = Server([])
+    listener = bind("127.0.0.1", 0)
+    server.open(listener)
+    previous = signal.signal(signal.SIGUSR1, lambda *_: server.stop())
+    try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        server.serve(listener)
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+
+
+def test_an_address_that_cannot_be_had() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(DroverError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use"):
+            bind("127.0.0.1", port)
+    for host in ("192.0.2.1", "no.such.host.invalid"):
+        with pytest.raises(DroverError, match=f"cannot listen on {host}:5: "):
+            bind(host, 5)
+
+
+def test_who_opens_the_port_first_has_it() -> None:
+    server = Server([])
+    with bind("127.0.0.1", 0) as first, bind("127.0.0.1", first.getsockname()[1]) as second:
+        server.open(first)
+        with pytest.raises(DroverError, match="Address already in use"):
+            server.open(second)
+    server.close()

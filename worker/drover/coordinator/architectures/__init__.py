@@ -1,0 +1,24 @@
+"""Model architectures: one file each, and one row here.
+
+Reading order: `blocks` (what they are made of), then any of them.
+"""
+
+from collections.abc import Callable
+
+from drover.coordinator.architectures import llama
+from drover.coordinator.architectures.blocks import Model
+from drover.coordinator.model_file import ModelFile
+from drover.errors import ModelError
+
+READERS: dict[str, Callable[[ModelFile], Model]] = {
+    "llama": llama.read,
+}
+
+
+def read(model: ModelFile) -> Model:
+    """Understand a model file; ModelError if its architecture is not in the table."""
+    reader = READERS.get(model.architecture)
+    if reader is None:
+        known = ", ".join(sorted(READERS))
+        raise ModelError(f"{model.path}: architecture {model.architecture!r} is not supported; supported: {known}")
+    return reader(model)

@@ -1,0 +1,245 @@
+"""Sockets and threads: one thread a client, bytes between its socket, its connection and its session.
+
+Whatever goes wrong with a client ends that client, with one log line, and never the process.
+"""
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import structlog
+
+from drover.errors import DroverError, RemoteProtocolError
+from drover.rpc.connection import NEED_DATA, BodyWanted, ServerConnection
+from drover.rpc.messages import COMMAND_OF, Request
+from drover.worker.memory import SharedDevice
+from drover.worker.session import Session
+from drover.worker.store import Store
+
+MAX_CLIENTS = 256
+HELLO_SECONDS = 60.0
+"""How long a connection may say nothing before its first request."""
+STOP_SECONDS = 5.0
+_BACKLOG = 128
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+
+log = structlog.get_logger()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket with the address reserved but not open yet; raises DroverError saying why it cannot be had."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise DroverError(f"cannot listen on {host}:{port}: {_why(error)}") from error
+    return listener
+
+
+class Server:
+    """Serves many clients at a time on devices they share."""
+
+    def __init__(
+        self,
+        devices: Sequence[SharedDevice],
+        store: Store | None = None,
+        *,
+        max_clients: int = MAX_CLIENTS,
+        idle_timeout: float | None = None,
+    ) -> None:
+        """`idle_timeout` is after how many silent seconds a client is dropped; None is never."""
+        self._devices = devices
+        self._store = store
+        self._max_clients = max_clients
+        self._idle_timeout = idle_timeout
+        self.clients: dict[threading.Thread, _Client] = {}
+        """Who is connected, by the thread that serves them."""
+        self._guard = threading.Lock()
+        self._stopping = False
+        self._woken, self._wake = socket.socketpair()
+
+    def open(self, listener: socket.socket) -> None:
+        """Open the port of a bound socket; raises DroverError if somebody else was faster."""
+        try:
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            raise DroverError(f"cannot listen on {_peer(listener.getsockname())}: {_why(error)}") from error
+
+    def serve(self, listener: socket.socket) -> None:
+        """Accept clients until `stop`, then end those that are left."""
+        listener.setblocking(False)
+        while not self._stopping:
+            ready, _, _ = select.select([listener, self._woken], [], [])
+            if listener in ready and not self._stopping:
+                self._accept(listener)
+        listener.close()
+        self._end_clients()
+        self.close()
+
+    def close(self) -> None:
+        """Give back what even an idle server holds; `serve` does it at its end."""
+        self._woken.close()
+        self._wake.close()
+
+    def stop(self) -> None:
+        """Make `serve` return; callable from signal handlers and other threads."""
+        self._stopping = True
+        with suppress(OSError):  # it has ended already
+            self._wake.send(b"\0")
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            link, address = listener.accept()
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):
+                log.warning("client not accepted", why=_why(error))
+                time.sleep(0.05)  # out of file descriptors: do not spin until one is back
+            return
+        peer = _peer(address)
+        with self._guard:
+            full = len(self.clients) >= self._max_clients
+        if full:
+            link.close()
+            log.warning("client refused", peer=peer, why=f"{self._max_clients} clients are connected")
+            return
+        client = _Client(link, peer, Session(self._devices, self._store), self._idle_timeout)
+        thread = threading.Thread(target=self._attend, args=(client,), name=f"client {peer}", daemon=True)
+        with self._guard:
+            self.clients[thread] = client
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._forget(thread)
+            link.close()
+            log.warning("client refused", peer=peer, why=str(error))
+
+    def _attend(self, client: "_Client") -> None:
+        try:
+            client.serve()
+        finally:
+            self._forget(threading.current_thread())
+
+    def _forget(self, thread: threading.Thread) -> None:
+        with self._guard:
+            self.clients.pop(thread, None)
+
+    def _end_clients(self) -> None:
+        with self._guard:
+            left = dict(self.clients)
+        for client in left.values():
+            client.hang_up()
+        end = time.monotonic() + STOP_SECONDS
+        for thread in left:
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+class _Client:
+    """One connection, from its first byte to its last."""
+
+    def __init__(self, link: socket.socket, peer: str, session: Session, idle_timeout: float | None) -> None:
+        self._link = link
+        self._peer = peer
+        self._session = session
+        self._idle_timeout = idle_timeout
+        self._connection = ServerConnection()
+        self._doing = ""
+        self._requests = 0
+        self._received = 0
+        self._sent = 0
+        self._hung_up = False
+
+    def serve(self) -> None:
+        """Answer requests until the peer leaves or errs; one log line, and everything it held is given back."""
+        try:
+            self._prepare()
+            while self._receive():
+                self._answer()
+            self._part()
+        except DroverError as error:
+            self._say("warning", "client dropped", str(error))
+        except TimeoutError:
+            self._say("warning", "client dropped", "it said nothing for too long")
+        except OSError as error:
+            self._say("info" if self._received else "debug", "client lost", _why(error))
+        except Exception as error:  # a bug, or no memory left: still only this client's end
+            self._say("error", "client dropped", f"{type(error).__name__}: {error}")
+            log.debug("client dropped by an error of ours", peer=self._peer, exc_info=True)
+        finally:
+            self._link.close()
+            self._session.close()
+
+    def hang_up(self) -> None:
+        """Make `serve` return at its next wait; for other threads."""
+        self._hung_up = True
+        with suppress(OSError):  # it has left already
+            self._link.shutdown(socket.SHUT_RDWR)
+
+    def _prepare(self) -> None:
+        self._link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            self._link.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._link.settimeout(HELLO_SECONDS)
+
+    def _receive(self) -> bool:
+        """More bytes into the connection; False when the peer has closed."""
+        count = self._link.recv_into(self._connection.room())
+        self._connection.filled(count)
+        self._received += count
+        return count > 0
+
+    def _answer(self) -> None:
+        """Act on every request that is complete."""
+        while (event := self._connection.next_event()) is not NEED_DATA:
+            if isinstance(event, BodyWanted):
+                self._begin(event.request)
+                self._connection.land(self._session.landing(event.request, event.size))
+                continue
+            self._begin(event)
+            reply = self._session.answer(event)
+            if reply is not None:
+                self._send(self._connection.send(reply))
+            self._requests += 1
+            self._doing = ""
+            if self._requests == 1:
+                self._link.settimeout(self._idle_timeout)
+
+    def _begin(self, request: Request) -> None:
+        self._doing = COMMAND_OF[type(request)].name
+
+    def _send(self, buffers: Sequence[bytes | memoryview]) -> None:
+        left = [memoryview(part) for part in buffers]
+        while left:
+            sent = self._link.sendmsg(left)
+            self._sent += sent
+            while left and sent >= len(left[0]):
+                sent -= len(left.pop(0))
+            if sent:
+                left[0] = left[0][sent:]
+
+    def _part(self) -> None:
+        """The peer has closed its end."""
+        if self._hung_up:
+            self._say("info", "client sent away", "the worker stops")
+        elif self._doing or not self._connection.idle:
+            raise RemoteProtocolError("it left in the middle of a request")
+        else:
+            self._say("info" if self._received else "debug", "client left", None)
+
+    def _say(self, level: str, event: str, why: str | None) -> None:
+        reason = {} if why is None else {"command": self._doing or self._connection.doing, "why": why}
+        counts = {"requests": self._requests, "received": self._received, "sent": self._sent}
+        getattr(log, level)(event, peer=self._peer, **reason, **counts)
+
+
+def _peer(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
