@@ -1,8 +1,12 @@
 """Every message as (message, bytes), each row encoded, and decoded whole, a byte at a time and with bytes following."""
 
 import struct
+from contextlib import suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from drover.errors import RemoteProtocolError
 from drover.ggml import types
 from drover.ggml.ops import Op, TensorFlag, pack_params
@@ -15,8 +19,6 @@ from drover.rpc.connection import (
     ClientConnection,
     ServerConnection,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def tensor(**changes: object) -> Tensor:
@@ -120,9 +122,7 @@ def plain(message: object) -> object:
     if isinstance(message, tuple):
         return tuple(plain(part) for part in message)
     if slots := getattr(type(message), "__slots__", None):
-        return type(message).__name__, *(
-            plain(getattr(message, name)) for name in slots
-        )
+        return type(message).__name__, *(plain(getattr(message, name)) for name in slots)
     return message
 
 
@@ -130,9 +130,7 @@ def frame(message: m.Request, payload: bytes) -> bytes:
     return struct.pack("<BQ", m.COMMAND_OF[type(message)].id, len(payload)) + payload
 
 
-def feed(
-    connection: ServerConnection | ClientConnection, data: bytes, step: int
-) -> list[object]:
+def feed(connection: ServerConnection | ClientConnection, data: bytes, step: int) -> list[object]:
     """Give `data` to a connection in pieces of at most `step` bytes; bodies land in fresh memory."""
     events: list[object] = []
     while True:
@@ -156,22 +154,16 @@ def test_every_command_has_a_row() -> None:
     rows = {type(message) for message, _ in ROWS} | {m.Hello}
     assert rows == {row.request for row in m.COMMANDS.values()}
     replies = {type(reply) for _, reply, _ in REPLIES} - {memoryview} | {m.HelloReply}
-    assert replies == {
-        row.reply for row in m.COMMANDS.values() if isinstance(row.reply, type)
-    }
+    assert replies == {row.reply for row in m.COMMANDS.values() if isinstance(row.reply, type)}
 
 
-@pytest.mark.parametrize(
-    ("message", "payload"), ROWS, ids=lambda value: type(value).__name__
-)
+@pytest.mark.parametrize(("message", "payload"), ROWS, ids=lambda value: type(value).__name__)
 def test_encode_request(message: m.Request, payload: bytes) -> None:
     assert b"".join(codec.encode_request(message)) == frame(message, payload)
 
 
 @pytest.mark.parametrize("step", [1 << 20, 1, 100])
-@pytest.mark.parametrize(
-    ("message", "payload"), ROWS, ids=lambda value: type(value).__name__
-)
+@pytest.mark.parametrize(("message", "payload"), ROWS, ids=lambda value: type(value).__name__)
 def test_decode_request(message: m.Request, payload: bytes, step: int) -> None:
     following = frame(m.GraphRecompute(5, 6), struct.pack("<IQ", 5, 6))
     events = feed(ServerConnection(), HELLO + frame(message, payload) + following, step)
@@ -183,12 +175,8 @@ def test_decode_request(message: m.Request, payload: bytes, step: int) -> None:
 
 
 @pytest.mark.parametrize("step", [1 << 20, 1])
-@pytest.mark.parametrize(
-    ("request_", "reply", "payload"), REPLIES, ids=lambda value: type(value).__name__
-)
-def test_reply_both_ways(
-    request_: m.Request, reply: m.Reply | memoryview, payload: bytes, step: int
-) -> None:
+@pytest.mark.parametrize(("request_", "reply", "payload"), REPLIES, ids=lambda value: type(value).__name__)
+def test_reply_both_ways(request_: m.Request, reply: m.Reply | memoryview, payload: bytes, step: int) -> None:
     server, client = ServerConnection(), ClientConnection()
     sent = b"".join(client.send(m.Hello()))
     room = memoryview(bytearray(len(reply))) if isinstance(reply, memoryview) else None
@@ -211,23 +199,14 @@ def test_names_are_cut_to_the_field() -> None:
 
 
 def test_strides_beyond_four_gib_are_truncated_as_the_wire_demands() -> None:
-    assert (
-        codec.decode_tensor(
-            codec.encode_tensor(tensor(nb=(34, 68, 1 << 33, (1 << 33) + 8)))
-        ).nb[3]
-        == 8
-    )
+    assert codec.decode_tensor(codec.encode_tensor(tensor(nb=(34, 68, 1 << 33, (1 << 33) + 8)))).nb[3] == 8
 
 
-@pytest.mark.parametrize(
-    ("offset", "value"), [(8, 4), (8, 43), (8, 2**32 - 1), (52, 101), (52, 2**32 - 1)]
-)
+@pytest.mark.parametrize(("offset", "value"), [(8, 4), (8, 43), (8, 2**32 - 1), (52, 101), (52, 2**32 - 1)])
 def test_unknown_types_and_operations_are_refused(offset: int, value: int) -> None:
     raw = bytearray(T)
     raw[offset : offset + 4] = struct.pack("<I", value)
-    with pytest.raises(
-        RemoteProtocolError, match=f"{value}, which protocol 8.0 does not have"
-    ):
+    with pytest.raises(RemoteProtocolError, match=f"{value}, which protocol 8.0 does not have"):
         codec.decode_tensor(bytes(raw))
 
 
@@ -247,19 +226,11 @@ def test_graph_tables_that_do_not_fit(body: bytes) -> None:
 
 @given(st.binary(max_size=400))
 def test_noise_never_raises_anything_else(noise: bytes) -> None:
-    try:
+    with suppress(RemoteProtocolError):
         feed(ServerConnection(), HELLO + noise, 64)
-    except RemoteProtocolError:
-        pass
 
 
 @given(st.integers(0, 22), st.binary(max_size=3300))
 def test_noise_in_every_payload(command: int, noise: bytes) -> None:
-    try:
-        feed(
-            ServerConnection(),
-            HELLO + struct.pack("<BQ", command, len(noise)) + noise,
-            1 << 20,
-        )
-    except RemoteProtocolError:
-        pass
+    with suppress(RemoteProtocolError):
+        feed(ServerConnection(), HELLO + struct.pack("<BQ", command, len(noise)) + noise, 1 << 20)

@@ -3,6 +3,7 @@
 import struct
 
 import pytest
+
 from drover.errors import LocalProtocolError, RemoteProtocolError
 from drover.ggml.tensor import Tensor
 from drover.rpc import messages as m
@@ -64,9 +65,7 @@ def test_bad_greetings(data: bytes, why: str) -> None:
         ),
     ],
 )
-def test_bad_sizes_are_refused_before_anything_is_reserved(
-    data: bytes, why: str
-) -> None:
+def test_bad_sizes_are_refused_before_anything_is_reserved(data: bytes, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         give(greeted(), data)
 
@@ -74,9 +73,7 @@ def test_bad_sizes_are_refused_before_anything_is_reserved(
 def test_a_body_lands_where_the_receiver_says() -> None:
     client = ClientConnection()
     client.send(m.Hello())
-    frame = b"".join(
-        client.send(m.SetTensor(WEIGHTS, 0, 0, memoryview(b"0123456789abcdef")))
-    )
+    frame = b"".join(client.send(m.SetTensor(WEIGHTS, 0, 0, memoryview(b"0123456789abcdef"))))
     server = greeted()
     wanted = give(server, frame[: 9 + 305 + 4])
     assert isinstance(wanted, BodyWanted)
@@ -86,9 +83,7 @@ def test_a_body_lands_where_the_receiver_says() -> None:
         server.land(memoryview(bytearray(15)))
     server.land(memoryview(place))
     assert server.next_event() is NEED_DATA
-    assert len(server.room()) == 12, (
-        "no more than the body may be received into its place"
-    )
+    assert len(server.room()) == 12, "no more than the body may be received into its place"
     done = give(server, frame[9 + 305 + 4 :])
     assert isinstance(done, m.SetTensor)
     assert place == b"0123456789abcdef"
@@ -135,9 +130,7 @@ def test_client_refuses_unasked_and_missized_answers() -> None:
     client.send(m.Hello())
     with pytest.raises(LocalProtocolError, match="HELLO"):
         client.send(m.Hello())
-    with pytest.raises(
-        RemoteProtocolError, match="HELLO was answered with 3 bytes instead of 28"
-    ):
+    with pytest.raises(RemoteProtocolError, match="HELLO was answered with 3 bytes instead of 28"):
         give(client, struct.pack("<Q", 3) + b"\x01\0\0")
     idle = ClientConnection()
     with pytest.raises(RemoteProtocolError, match="not asked"):

@@ -1,8 +1,9 @@
 """However the bytes arrive, the same pieces come out."""
 
-from drover.rpc.framing import Inbox
 from hypothesis import given
 from hypothesis import strategies as st
+
+from drover.rpc.framing import Inbox
 
 
 @given(

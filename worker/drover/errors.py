@@ -37,7 +37,11 @@ class PlanError(DroverError):
 
 
 class RequestError(DroverError):
-    """An API request is malformed or asks for what this model cannot do."""
+    """An API request is malformed or asks for what this model cannot do; `param` is the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class SpecError(DroverError):

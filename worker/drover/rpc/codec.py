@@ -69,11 +69,7 @@ def encode_reply(reply: Reply | memoryview) -> Buffers:
 
 def head_size(command: Command) -> int:
     """Bytes of the fixed part of a request."""
-    return (
-        _GRAPH_HEAD.size
-        if command.body is Body.GRAPH
-        else _LAYOUTS[command.request].struct.size
-    )
+    return _GRAPH_HEAD.size if command.body is Body.GRAPH else _LAYOUTS[command.request].struct.size
 
 
 def reply_size(command: Command) -> int:
@@ -82,14 +78,10 @@ def reply_size(command: Command) -> int:
     return _LAYOUTS[command.reply].struct.size
 
 
-def decode_request(
-    command: Command, head: bytes | memoryview, body_size: int
-) -> Request:
+def decode_request(command: Command, head: bytes | memoryview, body_size: int) -> Request:
     """A request from its fixed part; for `Body.DATA` its `data` is still empty. Graphs: `decode_graph`."""
     request: Request = _unpack(command.request, head)
-    if isinstance(request, SetTensor2D) and (
-        body_size == 0 or request.size * request.n_copies != body_size
-    ):
+    if isinstance(request, SetTensor2D) and (body_size == 0 or request.size * request.n_copies != body_size):
         raise RemoteProtocolError(
             f"SET_TENSOR_2D announces {request.n_copies} copies of {request.size} bytes and carries {body_size}"
         )
@@ -101,14 +93,10 @@ def decode_graph(head: bytes | memoryview, body: memoryview) -> GraphCompute:
     device, uid, n_nodes = _GRAPH_HEAD.unpack(head)
     table = n_nodes * _NODE_ID_BYTES + _COUNT.size
     if len(body) < table:
-        raise RemoteProtocolError(
-            f"a graph of {n_nodes} nodes does not fit into its {len(body)} bytes"
-        )
+        raise RemoteProtocolError(f"a graph of {n_nodes} nodes does not fit into its {len(body)} bytes")
     (n_tensors,) = _COUNT.unpack_from(body, table - _COUNT.size)
     if len(body) < table + n_tensors * TENSOR_BYTES:
-        raise RemoteProtocolError(
-            f"a table of {n_tensors} tensors does not fit into {len(body) - table} bytes"
-        )
+        raise RemoteProtocolError(f"a table of {n_tensors} tensors does not fit into {len(body) - table} bytes")
     return GraphCompute(
         device,
         uid,
@@ -130,9 +118,7 @@ def with_data(request: Request, data: memoryview) -> Request:
     return replace(request, data=data)
 
 
-def encode_graph(
-    device: int, uid: int, node_ids: Sequence[int], tensors: Iterable[Tensor]
-) -> GraphCompute:
+def encode_graph(device: int, uid: int, node_ids: Sequence[int], tensors: Iterable[Tensor]) -> GraphCompute:
     """A GRAPH_COMPUTE message: nodes in execution order, and every tensor reachable from them."""
     nodes = b"".join(node.to_bytes(_NODE_ID_BYTES, "little") for node in node_ids)
     table = b"".join(encode_tensor(tensor) for tensor in tensors)
@@ -189,9 +175,7 @@ def tensor_type(number: int, name: str) -> TensorType:
     try:
         return TYPES[number]
     except KeyError:
-        raise RemoteProtocolError(
-            f"tensor {name!r} has type {number}, which protocol 8.0 does not have"
-        ) from None
+        raise RemoteProtocolError(f"tensor {name!r} has type {number}, which protocol 8.0 does not have") from None
 
 
 def operation(number: int, name: str) -> Op:
@@ -199,9 +183,7 @@ def operation(number: int, name: str) -> Op:
     try:
         return Op(number)
     except ValueError:
-        raise RemoteProtocolError(
-            f"tensor {name!r} has operation {number}, which protocol 8.0 does not have"
-        ) from None
+        raise RemoteProtocolError(f"tensor {name!r} has operation {number}, which protocol 8.0 does not have") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +218,7 @@ def _pack(message: Request | Reply) -> bytes:
         values[i] = encode_tensor(values[i])
     for i in layout.sources:
         if len(values[i]) > MAX_SOURCES:
-            raise LocalProtocolError(
-                f"{len(values[i])} sources; a tensor has at most {MAX_SOURCES}"
-            )
+            raise LocalProtocolError(f"{len(values[i])} sources; a tensor has at most {MAX_SOURCES}")
         values[i] = b"".join(encode_tensor(source) for source in values[i])
     return layout.struct.pack(*values)
 
@@ -249,13 +229,8 @@ def _unpack(message: type[Any], raw: bytes | memoryview) -> Any:
     for i in layout.tensors:
         values[i] = decode_tensor(values[i])
     for i in layout.sources:
-        records = (
-            values[i][at : at + TENSOR_BYTES]
-            for at in range(0, MAX_SOURCES * TENSOR_BYTES, TENSOR_BYTES)
-        )
-        values[i] = tuple(
-            decode_tensor(record) if any(record) else None for record in records
-        )
+        records = (values[i][at : at + TENSOR_BYTES] for at in range(0, MAX_SOURCES * TENSOR_BYTES, TENSOR_BYTES))
+        values[i] = tuple(decode_tensor(record) if any(record) else None for record in records)
     return message(*values)
 
 

@@ -96,9 +96,7 @@ class ServerConnection(_Endpoint):
     def land(self, target: memoryview) -> None:
         """Answer to BodyWanted: the body goes into `target`."""
         if len(target) != self._body_size:
-            raise LocalProtocolError(
-                f"{len(target)} bytes of room for a body of {self._body_size}"
-            )
+            raise LocalProtocolError(f"{len(target)} bytes of room for a body of {self._body_size}")
         self._body = target
         self._inbox.land(target)
 
@@ -110,25 +108,20 @@ class ServerConnection(_Endpoint):
         expected = COMMAND_OF[type(request)].reply
         if isinstance(request, GetTensor | GetTensor2D):
             if not isinstance(reply, memoryview) or len(reply) != request.reply_size:
-                raise LocalProtocolError(
-                    f"{type(request).__name__} wants {request.reply_size} raw bytes"
-                )
+                raise LocalProtocolError(f"{type(request).__name__} wants {request.reply_size} raw bytes")
         elif type(reply) is not expected:
-            raise LocalProtocolError(
-                f"{type(reply).__name__} does not answer {type(request).__name__}"
-            )
+            raise LocalProtocolError(f"{type(reply).__name__} does not answer {type(request).__name__}")
         return codec.encode_reply(reply)
 
     @property
     def doing(self) -> str:
         """The command being received or answered, for log lines."""
-        return (
-            self._command.name
-            if self._command
-            else "nothing"
-            if self._greeted
-            else "HELLO"
-        )
+        return self._command.name if self._command else "nothing" if self._greeted else "HELLO"
+
+    @property
+    def idle(self) -> bool:
+        """Whether no part of a request is here."""
+        return self._command is None and self._inbox.pending == 0
 
     def _begin(self) -> bool:
         raw = self._inbox.take(codec.REQUEST_HEADER.size)
@@ -137,18 +130,12 @@ class ServerConnection(_Endpoint):
         number, size = codec.REQUEST_HEADER.unpack(raw)
         command = COMMANDS.get(number)
         if command is None:
-            raise RemoteProtocolError(
-                f"command {number} does not exist in protocol {_version(VERSION)}"
-            )
+            raise RemoteProtocolError(f"command {number} does not exist in protocol {_version(VERSION)}")
         if (command.request is Hello) is self._greeted:
-            raise RemoteProtocolError(
-                "second HELLO" if self._greeted else f"{command.name} before HELLO"
-            )
+            raise RemoteProtocolError("second HELLO" if self._greeted else f"{command.name} before HELLO")
         head = codec.head_size(command)
         if not head <= size <= head + command.limit:
-            raise RemoteProtocolError(
-                f"{command.name} of {size} bytes; {head} to {head + command.limit} are possible"
-            )
+            raise RemoteProtocolError(f"{command.name} of {size} bytes; {head} to {head + command.limit} are possible")
         self._command, self._body_size = command, size - head
         return True
 
@@ -185,12 +172,8 @@ class ClientConnection(_Endpoint):
         if isinstance(request, Hello) is self._greeted:
             raise LocalProtocolError("HELLO comes first, and once")
         self._greeted = True
-        if isinstance(request, GetTensor | GetTensor2D) and (
-            into is None or len(into) != request.reply_size
-        ):
-            raise LocalProtocolError(
-                f"{command.name} needs room for exactly {request.reply_size} bytes"
-            )
+        if isinstance(request, GetTensor | GetTensor2D) and (into is None or len(into) != request.reply_size):
+            raise LocalProtocolError(f"{command.name} needs room for exactly {request.reply_size} bytes")
         if command.reply is not None:
             self._expected.append((command, into))
         return codec.encode_request(request)
@@ -201,28 +184,16 @@ class ClientConnection(_Endpoint):
             return self._finish_raw()
         if not self._expected:
             if self._inbox.pending:
-                raise RemoteProtocolError(
-                    "the server answered something that was not asked"
-                )
+                raise RemoteProtocolError("the server answered something that was not asked")
             return NEED_DATA
         command, into = self._expected[0]
-        size = (
-            len(into)
-            if command.reply is RAW and into is not None
-            else codec.reply_size(command)
-        )
+        size = len(into) if command.reply is RAW and into is not None else codec.reply_size(command)
         raw = self._inbox.take(codec.REPLY_HEADER.size)
         if raw is None:
             return NEED_DATA
         if (announced := codec.REPLY_HEADER.unpack(raw)[0]) != size:
-            raise RemoteProtocolError(
-                f"{command.name} was answered with {announced} bytes instead of {size}"
-            )
-        self._landing = (
-            into
-            if command.reply is RAW and into is not None
-            else memoryview(bytearray(size))
-        )
+            raise RemoteProtocolError(f"{command.name} was answered with {announced} bytes instead of {size}")
+        self._landing = into if command.reply is RAW and into is not None else memoryview(bytearray(size))
         self._inbox.land(self._landing)
         return self._finish_raw()
 
@@ -249,9 +220,7 @@ def _check_version(reply: HelloReply) -> None:
     """A client accepts its own major version up to its own minor one (docs/protocol.md section 1.3)."""
     theirs = (reply.major, reply.minor, reply.patch)
     if reply.major != VERSION[0] or reply.minor > VERSION[1]:
-        raise RemoteProtocolError(
-            f"it speaks ggml RPC {_version(theirs)}, we speak {_version(VERSION)}"
-        )
+        raise RemoteProtocolError(f"it speaks ggml RPC {_version(theirs)}, we speak {_version(VERSION)}")
 
 
 def _version(numbers: tuple[int, int, int]) -> str:

@@ -84,7 +84,8 @@ def _indexer(call: Call) -> None:
     cells = k.ne[2]
     call.require(k.ne == (size, 1, cells, streams), "queries and keys do not fit together")
     call.require(w.ne == (heads, tokens, 1, streams), "not one weight per head and token")
-    call.require(mask.type in FLOATS and mask.ne == (cells, tokens, 1, streams), "the mask does not fit the scores")
+    fits = mask.ne[:3] == (cells, tokens, 1) and divides(mask.ne[3], streams)
+    call.require(mask.type in FLOATS and fits, "the mask does not fit the scores")
     call.require(call.result(ONLY_F32).ne == (cells, tokens, 1, streams) and dst.ne[2] == 1, "not one score per cell")
 
 

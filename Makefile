@@ -1,0 +1,59 @@
+# Needs Python 3.11 or newer and nothing else; everything is installed into .venv.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/installed
+PROMPT ?= The licensor grants you
+PEER   := PYTHONPATH=tests $(BIN)/python -m support.peer
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo check test conformance bench size lock clean
+
+help: ## What can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Create .venv with the drover command and all that a developer needs
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "drover needs Python 3.11 or newer: make PYTHON=…")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index --editable .
+	@touch $@
+
+demo: $(STAMP) ## One prompt through the demo model on two worker processes
+	$(BIN)/drover up manifests/samples/two-workers.yaml --prompt "$(PROMPT)"
+
+check: $(STAMP) ## Lint, formatting, types, layers, architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+test: $(STAMP) ## All tests; those against stock llama.cpp where it can be installed (root, Debian, network)
+	@$(PEER) install || true
+	$(BIN)/python -m pytest
+
+conformance: $(STAMP) ## llama.cpp's own tests of operations and architectures, through a worker
+	$(PEER) install
+	PYTHONPATH=tests $(BIN)/python tests/conformance.py
+
+bench: $(STAMP) ## Speed side by side with the stock worker
+	$(PEER) install
+	PYTHONPATH=tests $(BIN)/python tests/bench_stock.py
+
+size: ## Lines of code in each folder
+	@find operator worker tests -name '*.py' -not -path '*/__pycache__/*' | xargs wc -l | \
+	awk '$$2 != "total" { n = split($$2, p, "/"); d = p[1]; for (i = 2; i < n; i++) d = d "/" p[i]; lines[d] += $$1 } \
+	     END { for (d in lines) printf "%6d  %s\n", lines[d], d }' | sort -k2
+
+lock: $(STAMP) ## Pin the newest versions that pyproject.toml allows into requirements.lock
+	CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+		--extra worker,coordinator,operator,build,test,dev --output-file requirements.lock pyproject.toml
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	find operator worker tests -name __pycache__ -prune -exec rm -rf {} +

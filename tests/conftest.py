@@ -1,0 +1,52 @@
+"""Fixtures that several folders share: log folders, running workers, the stock peer."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from drover.worker.devices.cpu.kernel_cache import cache_directory
+from support import drover
+from support.peer import Peer, PeerUnavailableError
+from support.processes import free_port
+
+# Read when numba is imported. By default kernels stay beside the sources, even when their callees have changed.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_directory(Path(tempfile.gettempdir(), "drover-test-kernels"))))
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the output of processes."""
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="session")
+def peer() -> Peer:
+    """The installed stock llama.cpp; without it the test is skipped with the reason."""
+    try:
+        return Peer.find()
+    except PeerUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def drover_workers(logs: Path) -> Iterator[list[int]]:
+    """Ports of two Drover workers that every test of the run may use."""
+    with ExitStack() as stack:
+        ports = [free_port(), free_port()]
+        for port in ports:
+            stack.enter_context(drover.start_worker(logs / f"drover-worker-{port}.log", port, "--threads", "1"))
+        yield ports
+
+
+@pytest.fixture(scope="session")
+def stock_workers(peer: Peer, logs: Path) -> Iterator[list[int]]:
+    """Ports of two stock workers; each serves one client at a time."""
+    with ExitStack() as stack:
+        ports = [free_port(), free_port()]
+        for port in ports:
+            stack.enter_context(peer.start_worker(logs / f"stock-worker-{port}.log", port))
+        yield ports

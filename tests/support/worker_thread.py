@@ -1,0 +1,26 @@
+"""A real worker in a thread of the test: its server and sessions on the reference device, on a free port."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from drover.worker.devices.reference.device import ReferenceDevice
+from drover.worker.memory import SharedDevice
+from drover.worker.server import Server, bind
+from drover.worker.store import Store
+
+
+@contextmanager
+def worker(devices: int = 1, limit: int = 64 << 20, store: Store | None = None) -> Iterator[str]:
+    """Endpoint of a worker that offers `devices` reference devices of `limit` bytes each."""
+    shared = [SharedDevice(ReferenceDevice(limit)) for _ in range(devices)]
+    server = Server(shared, store)
+    listener = bind("127.0.0.1", 0)
+    server.open(listener)
+    thread = threading.Thread(target=server.serve, args=(listener,), name="worker")
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.stop()
+        thread.join()

@@ -1,0 +1,8 @@
+"""The cpu device: kernels in Python, compiled by numba, and a flat program of records that they execute.
+
+Reading order: `record` (one operation of a program), `run` (the interpreter), `program` and `lowering` (graph to
+records), `threads` and `sync`, `device`; then `simd` and `vector` (the instructions), and a file for each family of
+kernels: `matmul` (over `weights`, `quantize`, `rows`, `gemm`), `attention`, `elementwise`, `norm`, `rope`, `copy` (over
+`blocks`). `kernel_cache` says where the compiled kernels are kept; it must be able to before numba is imported, so
+nothing is imported here.
+"""

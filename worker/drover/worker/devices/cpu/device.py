@@ -1,0 +1,71 @@
+"""The device itself: host memory, a set of threads, and programs of compiled kernels.
+
+What has no kernel runs on the reference device, over the same memory, and is logged once for each operation.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from drover.errors import DeviceError
+from drover.worker.devices.cpu import record
+from drover.worker.devices.cpu.program import CpuProgram, compile_nodes, describe
+from drover.worker.devices.cpu.threads import Threads
+from drover.worker.devices.device import Node
+from drover.worker.devices.host import HostMemory
+from drover.worker.devices.reference.device import execute
+
+_log = structlog.get_logger()
+
+
+class CpuDevice(HostMemory):
+    """The processors of this machine; creating it compiles the kernels, or loads them from numba's cache."""
+
+    name = "CPU"
+
+    def __init__(self, threads: int, limit: int) -> None:
+        super().__init__(limit)
+        self.description = _processor()
+        self._threads = Threads(threads)
+        self._fallbacks: set[str] = set()
+
+    def compile(self, nodes: Sequence[Node]) -> CpuProgram:
+        """Turn nodes into a program; raises DeviceError for an operation that no device of the host has."""
+        program = compile_nodes(nodes, self._threads.count)
+        for step in program.steps:
+            if isinstance(step, Node) and step.op.name not in self._fallbacks:
+                self._fallbacks.add(step.op.name)
+                _log.info("no fast kernel, running on the reference device", operation=describe(step))
+        return program
+
+    def run(self, program: CpuProgram) -> None:
+        """Execute a program; raises DeviceError if an index tensor points out of range."""
+        self._threads.reserve(program.scratch, program.shared)
+        for step in program.steps:
+            if isinstance(step, Node):
+                execute(step)
+                continue
+            first, count = step
+            if bad := self._threads.run(program.start + first * record.RECORD_BYTES, count):
+                self._raise(program, (bad - program.start) // record.RECORD_BYTES)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.close()
+
+    @staticmethod
+    def _raise(program: CpuProgram, index: int) -> None:
+        value = int(program.records[index, record.ERROR_VALUE])
+        node = program.nodes[index]
+        rows = node.src[0] if node.op.name == "GET_ROWS" else node.dst
+        limit = rows.ne[1] if rows is not None else 0
+        raise DeviceError(f"{describe(node)}: index {value} is not in 0..{limit - 1}")
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return os.uname().machine

@@ -1,0 +1,444 @@
+"""Many columns at once on processors with AMX: a panel of weights as bfloat tiles, times activations as tiles of pairs.
+
+A panel is some rows of weights over the whole of k; a thread takes one panel at a time and multiplies it with every
+column of its batch. Tiles are 16 rows of 64 bytes, kept 1 KiB apart, so that loads never share a cache set. Where
+`COMPILED` is false nothing here may be called: the instructions are left out.
+"""
+
+from typing import Any, Final
+
+import numba
+from llvmlite import ir
+from numba.core.typing.templates import signature
+
+from drover.worker.devices.cpu.simd import (
+    AVX512,
+    DOT_BF16,
+    FEATURES,
+    I8,
+    I16,
+    I64,
+    bf16x32,
+    broadcast,
+    call,
+    constant,
+    emits,
+    emits_for,
+    f32,
+    f32x16,
+    fused,
+    halves,
+    i16x32,
+    i64,
+    jit,
+    jit_inline,
+    joined,
+    load_i8x64,
+    narrow_bf16,
+    read,
+    shuffle,
+    store,
+    store_i8,
+    store_i16,
+    void,
+    widen_f16,
+    write,
+    zero_i32x16,
+)
+from drover.worker.devices.cpu.weights import (
+    F16_ID,
+    F32_ID,
+    Q2_K,
+    Q3_K,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q8_0,
+    block_bytes,
+    clear,
+    copy,
+    decode_iq4_nl,
+    decode_q2_k,
+    decode_q3_k,
+    decode_q4_0,
+    decode_q4_1,
+    decode_q4_k,
+    decode_q5_0,
+    decode_q5_1,
+    decode_q5_k,
+    decode_q6_k,
+    decode_q8_0,
+    has_constants,
+    is_float,
+    is_k,
+    offset_of,
+)
+
+COMPILED: Final = AVX512 and DOT_BF16 and {"amx-tile", "amx-bf16"} <= FEATURES
+"""Whether the processor has the tile instructions; the system must still permit them."""
+
+_PANEL_BYTES: Final = 1 << 19
+_PANEL_ROWS: Final = 128
+_TILE: Final = 1024
+_TAIL: Final = 6144
+_ROOM: Final = 8192
+"""A thread's scratch: five tiles, the tail of a row from `_TAIL` on, the panel from `_ROOM` on."""
+
+
+def panel_scratch(k: int) -> int:
+    """Bytes of scratch that a thread needs for rows of k weights."""
+    return int(_ROOM + panel_rows(k, 1 << 30, 1) * ((k + 255) // 256 * 256) * 2)
+
+
+@jit
+def packed_bytes(kind: int, k: int, columns: int) -> int:
+    """Bytes of the packed activations of one batch."""
+    return (columns + 31) // 32 * 32 * padded(kind, k) * 2
+
+
+@jit
+def padded(kind: int, k: int) -> int:
+    """k rounded up to what a panel holds of a row of this type."""
+    unit = 32 if is_float(kind) else (256 if is_k(kind) else 128)
+    return (k + unit - 1) // unit * unit
+
+
+@jit
+def panel_rows(k: int, rows: int, threads: int) -> int:
+    """Rows of a panel: it fits half the second-level cache, and there is work for every thread."""
+    most = min(_PANEL_ROWS, _PANEL_BYTES // (2 * k))
+    fair = (rows + 2 * threads - 1) // (2 * threads)
+    return max(32, min(most, fair) // 32 * 32)
+
+
+# ---- instructions
+
+
+@emits(void, i64)
+def _configure(b: Any, a: Any) -> None:
+    if COMPILED:
+        call(b, "llvm.x86.ldtilecfg", ir.VoidType(), b.inttoptr(a, I8.as_pointer()))
+
+
+@emits(void)
+def release(b: Any) -> None:
+    """Give the tile registers back, which makes context switches cheaper."""
+    if COMPILED:
+        call(b, "llvm.x86.tilerelease", ir.VoidType())
+
+
+def _zero(b: Any, tile: int) -> None:
+    call(b, "llvm.x86.tilezero", ir.VoidType(), I8(tile))
+
+
+def _load_tile(b: Any, tile: int, a: Any) -> None:
+    call(b, "llvm.x86.tileloadd64", ir.VoidType(), I8(tile), b.inttoptr(a, I8.as_pointer()), I64(64))
+
+
+def _multiply(b: Any, c: int, x: int, y: int) -> None:
+    call(b, "llvm.x86.tdpbf16ps", ir.VoidType(), I8(c), I8(x), I8(y))
+
+
+def _store_tile(b: Any, tile: int, a: Any) -> None:
+    call(b, "llvm.x86.tilestored64", ir.VoidType(), I8(tile), b.inttoptr(a, I8.as_pointer()), I64(64))
+
+
+@emits(void)
+def _zero_tiles(b: Any) -> None:
+    if COMPILED:
+        for tile in range(4):
+            _zero(b, tile)
+
+
+@emits(void, i64, i64, i64, i64)
+def _step_wide(b: Any, w0: Any, w1: Any, x0: Any, x1: Any) -> None:
+    """32 rows by 32 columns: tiles 0 to 3 += weights 4, 5 times activations 6, 7."""
+    if COMPILED:
+        for tile, a in ((4, w0), (6, x0), (5, w1), (7, x1)):
+            _load_tile(b, tile, a)
+        for c, w, x in ((0, 4, 6), (2, 5, 6), (1, 4, 7), (3, 5, 7)):
+            _multiply(b, c, w, x)
+
+
+@emits(void, i64, i64, i64)
+def _step_narrow(b: Any, w0: Any, w1: Any, x0: Any) -> None:
+    """32 rows by 16 columns: tiles 0 and 2."""
+    if COMPILED:
+        for tile, a in ((4, w0), (6, x0), (5, w1)):
+            _load_tile(b, tile, a)
+        for c, w in ((0, 4), (2, 5)):
+            _multiply(b, c, w, 6)
+
+
+@emits(void, i64)
+def _store_tiles(b: Any, a: Any) -> None:
+    if COMPILED:
+        for tile in range(4):
+            _store_tile(b, tile, b.add(a, I64(_TILE * tile)))
+
+
+def _transposed(b: Any, rows: list[Any]) -> list[Any]:
+    """Sixteen vectors of sixteen, rows for columns, by swapping ever larger squares."""
+    for s in (1, 2, 4, 8):
+        swapped = list(rows)
+        for i in range(16):
+            if not i & s:
+                low = [(j if not j & s else 16 + (j ^ s)) for j in range(16)]
+                high = [((j | s) if not j & s else 16 + j) for j in range(16)]
+                swapped[i] = shuffle(b, rows[i], low, rows[i | s])
+                swapped[i | s] = shuffle(b, rows[i], high, rows[i | s])
+        rows = swapped
+    return rows
+
+
+@emits(void, i64, i64, i64)
+def _transpose(b: Any, source: Any, out: Any, stride: Any) -> None:
+    """A tile at `source` to 16 rows `stride` apart."""
+    rows = _transposed(b, [read(b, b.add(source, I64(64 * i)), f32x16.ir) for i in range(16)])
+    for i, row in enumerate(rows):
+        write(b, b.add(out, b.mul(stride, I64(i))), row)
+
+
+def _store_bf16(b: Any, a: Any, low: Any, high: Any) -> None:
+    both = shuffle(b, low, range(32), high)
+    if DOT_BF16:
+        write(b, a, b.fptrunc(both, bf16x32.ir))
+
+
+@emits(void, i64, i64)
+def _bf16_of_f32(b: Any, source: Any, out: Any) -> None:
+    _store_bf16(b, out, read(b, source, f32x16.ir), read(b, b.add(source, I64(64)), f32x16.ir))
+
+
+@emits(void, i64, i64)
+def _bf16_of_f16(b: Any, source: Any, out: Any) -> None:
+    halves16 = [read(b, b.add(source, I64(32 * i)), ir.VectorType(I16, 16)) for i in range(2)]
+    _store_bf16(b, out, *(widen_f16(b, x) for x in halves16))
+
+
+def _lane(b: Any, x: Any, i: int) -> Any:
+    return shuffle(b, x, [i] * 16)
+
+
+def _bytes_f32(b: Any, q: Any, sixteenth: int) -> Any:
+    part = shuffle(b, q, range(16 * sixteenth, 16 * sixteenth + 16))
+    return b.uitofp(part, f32x16.ir)
+
+
+@emits_for(lambda block, out: signature(void, block, i64), 2)
+def _expand_k(b: Any, block: Any, out: Any) -> None:
+    """A K block as bfloats: eight rows of tiles, 1 KiB apart."""
+    scales, taken, d = b.extract_value(block, 10), b.extract_value(block, 9), b.extract_value(block, 8)
+    s = b.fmul(b.sitofp(scales, f32x16.ir), broadcast(b, d, 16))
+    for i in range(8):
+        q = b.extract_value(block, i // 2)
+        pair = [fused(b, _bytes_f32(b, q, h % 4), _lane(b, s, h), _lane(b, taken, h)) for h in (2 * i, 2 * i + 1)]
+        _store_bf16(b, b.add(out, I64(_TILE * i)), *pair)
+
+
+def _by_table(values: int) -> Any:
+    def expand(b: Any, block: Any, out: Any) -> None:
+        """Like `_expand_k`, for few values in 32 elements of one scale: a table of them, and bytes to pick from it."""
+        scales, taken, d = b.extract_value(block, 10), b.extract_value(block, 9), b.extract_value(block, 8)
+        s = b.fmul(b.sitofp(scales, f32x16.ir), broadcast(b, d, 16))
+        for i in range(8):
+            factor, start = _lane(b, s, 2 * i), _lane(b, taken, 2 * i)
+            low = fused(b, constant(f32x16, [float(v) for v in range(16)]), factor, start)
+            high = low
+            if values > 16:
+                high = fused(b, constant(f32x16, [float(v) for v in range(16, 32)]), factor, start)
+            table = narrow_bf16(b, joined(b, low, high))
+            picks = b.zext(halves(b, b.extract_value(block, i // 2))[i % 2], i16x32.ir)
+            if COMPILED:
+                picked = call(b, "llvm.x86.avx512.permvar.hi.512", i16x32.ir, table, picks)
+                write(b, b.add(out, I64(_TILE * i)), picked)
+
+    expand.__name__ = f"expand_by_table_{values}"
+    return emits_for(lambda block, out: signature(void, block, i64), 2)(expand)
+
+
+_expand_by_16, _expand_by_32 = _by_table(16), _by_table(32)
+
+
+@emits_for(lambda block, offset, constants, out: signature(void, block, f32, f32, i64), 4)
+def _expand_fours(b: Any, block: Any, offset: Any, constants: Any, out: Any) -> None:
+    """Four blocks of 32, like `_expand_k`; bytes count from `offset`; `constants` is 1 where there are any."""
+    low, high, d, m = (b.extract_value(block, i) for i in range(4))
+    m = b.fsub(b.fmul(m, broadcast(b, constants, 16)), b.fmul(d, broadcast(b, offset, 16)))
+    for i in range(4):
+        pair = [fused(b, _bytes_f32(b, u, i), _lane(b, d, 4 * i), _lane(b, m, 4 * i)) for u in (low, high)]
+        _store_bf16(b, b.add(out, I64(_TILE * i)), *pair)
+
+
+# ---- weights into a panel
+
+
+@jit
+def _expand(kind: int, w: int, row: int, rows: int, k: int, out: int, tail: int) -> None:
+    """At most 16 rows of k elements to a row of tiles, 1 KiB apart; zeros up to `padded`. `tail` is room for a unit.
+
+    Rows stand inside, so that what is written at a time lies close together.
+    """
+    if is_float(kind):
+        _expand_floats(kind, w, row, rows, k, out, tail)
+    elif is_k(kind):
+        for i in range(k // 256):
+            for r in range(rows):
+                a = w + r * row + i * block_bytes(kind)
+                at = out + i * 8 * _TILE + r * 64
+                if kind == Q4_K:
+                    _expand_by_16(decode_q4_k(a), at)
+                elif kind == Q5_K:
+                    _expand_by_32(decode_q5_k(a), at)
+                elif kind == Q2_K:
+                    _expand_k(decode_q2_k(a), at)
+                elif kind == Q3_K:
+                    _expand_k(decode_q3_k(a), at)
+                else:
+                    _expand_k(decode_q6_k(a), at)
+    else:
+        _expand_blocks(kind, w, row, rows, k, out, tail)
+
+
+@jit
+def _expand_blocks(kind: int, w: int, row: int, rows: int, k: int, out: int, tail: int) -> None:
+    size = 4 * block_bytes(kind)
+    whole = k // 128
+    rest = k % 128 // 32 * block_bytes(kind)
+    offset = numba.float32(offset_of(kind))
+    constants = numba.float32(1 if has_constants(kind) else 0)
+    clear(tail, size)
+    for i in range(whole + (rest > 0)):
+        for r in range(rows):
+            a = w + r * row + i * size
+            if i == whole:
+                copy(a, tail, rest)
+                a = tail
+            if kind == Q8_0:
+                block = decode_q8_0(a)
+            elif kind == Q4_0:
+                block = decode_q4_0(a)
+            elif kind == Q4_1:
+                block = decode_q4_1(a)
+            elif kind == Q5_0:
+                block = decode_q5_0(a)
+            elif kind == Q5_1:
+                block = decode_q5_1(a)
+            else:
+                block = decode_iq4_nl(a)
+            _expand_fours(block, offset, constants, out + i * 4 * _TILE + r * 64)
+
+
+@jit
+def _expand_floats(kind: int, w: int, row: int, rows: int, k: int, out: int, tail: int) -> None:
+    size = block_bytes(kind)
+    whole = k // 32
+    clear(tail, 128)
+    for r in range(rows):
+        if kind == F16_ID:
+            for i in range(whole):
+                _bf16_of_f16(w + r * row + i * 64, out + i * _TILE + r * 64)
+        else:
+            for i in range(whole):
+                store(out + i * _TILE + r * 64, load_i8x64(w + r * row + i * 64))
+        if k % 32 > 0:
+            copy(w + r * row + whole * 32 * size, tail, k % 32 * size)
+            if kind == F16_ID:
+                _bf16_of_f16(tail, out + whole * _TILE + r * 64)
+            else:
+                store(out + whole * _TILE + r * 64, load_i8x64(tail))
+
+
+# ---- activations into tiles of pairs
+
+
+@jit
+def pack(
+    tid: int, nth: int, x: int, x_kind: int, step: int, columns: int, k: int, padded: int, out: int, scratch: int
+) -> None:
+    """This thread's share of the columns at x, `step` bytes apart, to tiles of 16 columns; zeros pad both ways."""
+    room = scratch + _TAIL
+    for tile in range(tid, (columns + 31) // 32 * 2, nth):
+        first = tile * 16
+        at = out + first * padded * 2
+        for group in range(padded // 32):
+            for column in range(16):
+                if first + column >= columns or group * 32 >= k:
+                    store(scratch + 64 * column, zero_i32x16())
+                else:
+                    source = x + (first + column) * step
+                    left = k - group * 32
+                    if x_kind == F16_ID:
+                        _pack_group(F16_ID, source + group * 64, left, scratch + 64 * column, room)
+                    else:
+                        _pack_group(F32_ID, source + group * 128, left, scratch + 64 * column, room)
+            _transpose(scratch, at + group * _TILE, 64)
+
+
+@jit_inline
+def _pack_group(kind: int, source: int, left: int, out: int, room: int) -> None:
+    if left < 32:
+        clear(room, 128)
+        copy(source, room, left * (2 if kind == F16_ID else 4))
+        source = room
+    if kind == F16_ID:
+        _bf16_of_f16(source, out)
+    else:
+        _bf16_of_f32(source, out)
+
+
+# ---- the product
+
+
+@jit
+def configure(scratch: int) -> None:
+    """Every tile 16 rows of 64 bytes; `scratch` is where the configuration is written."""
+    clear(scratch, 64)
+    store_i8(scratch, 1)
+    for tile in range(8):
+        store_i16(scratch + 16 + 2 * tile, 64)
+        store_i8(scratch + 48 + tile, 16)
+    _configure(scratch)
+
+
+@jit
+def multiply_panel(
+    kind: int, w: int, row: int, rows: int, k: int, padded: int, x: int, columns: int, out: int, step: int, scratch: int
+) -> None:
+    """`rows` rows of weights, `row` bytes apart, times packed columns; a column of results every `step` bytes."""
+    panel = scratch + _ROOM
+    groups = padded // 32
+    for r in range(0, rows, 16):
+        _expand(kind, w + r * row, row, min(16, rows - r), k, panel + r * padded * 2, scratch + _TAIL)
+    for c in range(0, columns, 32):
+        x0 = x + c * padded * 2
+        for r in range(0, rows, 32):
+            w0 = panel + r * padded * 2
+            _zero_tiles()
+            if columns - c <= 16:
+                for g in range(groups):
+                    at = g * _TILE
+                    _step_narrow(w0 + at, w0 + groups * _TILE + at, x0 + at)
+            else:
+                for g in range(groups):
+                    at = g * _TILE
+                    far = groups * _TILE + at
+                    _step_wide(w0 + at, w0 + far, x0 + at, x0 + far)
+            _store_tiles(scratch)
+            _write_block(scratch, min(32, rows - r), min(32, columns - c), out + c * step + 4 * r, step)
+
+
+@jit
+def _write_block(tiles: int, rows: int, columns: int, out: int, step: int) -> None:
+    """Four result tiles (rows by columns) to columns `step` bytes apart; tiles over the edge go by way of scratch."""
+    for i in range(4):
+        r, c = i // 2 * 16, i % 2 * 16
+        if rows >= r + 16 and columns >= c + 16:
+            _transpose(tiles + i * _TILE, out + c * step + 4 * r, step)
+        elif rows > r and columns > c:
+            _transpose(tiles + i * _TILE, tiles + 4 * _TILE, 64)
+            for column in range(min(16, columns - c)):
+                copy(tiles + 4 * _TILE + 64 * column, out + (c + column) * step + 4 * r, 4 * min(16, rows - r))

@@ -1,0 +1,182 @@
+"""MUL_MAT: dst(n, m, p, q) = sum over k of a(k, n, p / r2, q / r3) b(k, m, p, q); docs/protocol.md section 6.5.
+
+Few columns go through the row kernels, in ggml's own arithmetic; many through tiles, where the processor has them.
+Every thread of a program calls `mul_mat` with the same record; a barrier follows it, and one stands inside it.
+"""
+
+from typing import Any, Final
+
+from numba.core import types
+
+from drover.ggml.ops import Op
+from drover.ggml.tensor import Shape
+from drover.worker.devices.cpu import gemm
+from drover.worker.devices.cpu.gemm import configure, multiply_panel, pack, packed_bytes, padded, panel_rows, release
+from drover.worker.devices.cpu.quantize import column_bytes, form_of, prepare, stride_of
+from drover.worker.devices.cpu.record import COUNTER, DST, NB0, NB1, NB_DST, NE0, NE1, PARAMS, SRC, TYPE0, TYPE1
+from drover.worker.devices.cpu.rows import TAIL_BYTES, times_columns
+from drover.worker.devices.cpu.simd import atomic_add, jit
+from drover.worker.devices.cpu.sync import barrier
+from drover.worker.devices.cpu.vector import word
+from drover.worker.devices.cpu.weights import F16_ID, F32_ID, Q8_0, TYPES
+from drover.worker.devices.device import Node
+
+TILE_COLUMNS: Final = 16
+"""From this many columns on, tiles: about where they overtake the row kernels."""
+_MOST_ROWS: Final = 64
+"""Rows that a thread claims at a time."""
+_ARCH_PRCTL: Final = 158
+_REQUEST_PERMISSION: Final = 0x1023
+_TILE_DATA: Final = 18
+"""The system call that allows a process the tile registers, and its arguments."""
+_PRECISION_F32: Final = 10
+
+
+_syscall: Any = types.ExternalFunction("syscall", types.int64(types.int64, types.int64, types.int64))
+
+
+def supported(node: Node) -> bool:
+    """Whether `mul_mat` can execute a node whose shapes have been checked."""
+    a, b = node.src[0], node.src[1]
+    if node.op is not Op.MUL_MAT or a is None or b is None:
+        return False
+    return (
+        min(*a.ne, *b.ne) > 0
+        and a.type.id in TYPES
+        and b.type.id in (F32_ID, F16_ID)
+        and node.dst.type.id == F32_ID
+        and a.nb[0] == a.type.type_size
+        and b.nb[0] == b.type.type_size
+        and node.dst.nb[0] == 4
+    )
+
+
+def scratch_bytes(ne0: Shape, ne1: Shape) -> int:
+    """Bytes that each thread needs for operands of these shapes."""
+    return max(TAIL_BYTES + 2 * column_bytes(ne0[0]), gemm.panel_scratch(ne0[0]))
+
+
+def shared_bytes(ne0: Shape, ne1: Shape) -> int:
+    """Bytes that all threads share for operands of these shapes."""
+    batches = ne1[2] * ne1[3]
+    packed = gemm.packed_bytes(Q8_0, ne0[0], ne1[1]) if ne1[1] >= TILE_COLUMNS else 0
+    return int(batches * max(column_bytes(ne0[0]) * ne1[1], packed))
+
+
+@jit
+def mul_mat(record: int, tid: int, nth: int, scratch: int, shared: int, sync: int) -> None:
+    """Execute one record; `scratch` is this thread's alone, `shared` all threads', sized by the functions above."""
+    kind, columns = word(record, TYPE0), word(record, NE1 + 1)
+    exact = kind == F32_ID or (kind == F16_ID and word(record, PARAMS) == _PRECISION_F32)
+    if gemm.COMPILED and columns >= TILE_COLUMNS and not exact and _tiles_permitted():
+        _by_tiles(record, tid, nth, scratch, shared, sync)
+    else:
+        _by_rows(record, tid, nth, scratch, shared, sync)
+
+
+@jit
+def _tiles_permitted() -> bool:
+    """Ask for the tile registers; a call that has no effect but the first time."""
+    return _syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+
+
+@jit
+def _by_rows(record: int, tid: int, nth: int, scratch: int, shared: int, sync: int) -> None:
+    kind, k, rows = word(record, TYPE0), word(record, NE0), word(record, NE0 + 1)
+    columns, heads, outer = word(record, NE1 + 1), word(record, NE1 + 2), word(record, NE1 + 3)
+    ratio2, ratio3 = heads // word(record, NE0 + 2), outer // word(record, NE0 + 3)
+    step = word(record, NB_DST + 1)
+    stride = stride_of(form_of(kind), k)
+    y = _prepare_columns(record, tid, nth, scratch, shared, sync, stride)
+    # Heads that share their weights are columns of one product, if their results lie as if they were.
+    joint = ratio2 if word(record, NB_DST + 2) == columns * step else 1
+    groups = heads // joint
+    chunk = max(1, min(_MOST_ROWS, rows * groups * outer // (8 * nth)))
+    chunks = (rows + chunk - 1) // chunk
+    while True:
+        item = atomic_add(record + 8 * COUNTER, 1)
+        if item >= chunks * groups * outer:
+            break
+        first = item % chunks * chunk
+        p, q = item // chunks % groups * joint, item // (chunks * groups)
+        w = word(record, SRC) + p // ratio2 * word(record, NB0 + 2) + q // ratio3 * word(record, NB0 + 3)
+        out = word(record, DST) + p * word(record, NB_DST + 2) + q * word(record, NB_DST + 3)
+        row = word(record, NB0 + 1)
+        times_columns(
+            kind,
+            w + first * row,
+            row,
+            min(chunk, rows - first),
+            k,
+            y + (q * heads + p) * columns * stride,
+            stride,
+            columns * joint,
+            out + 4 * first,
+            step,
+            scratch,
+        )
+
+
+@jit
+def _prepare_columns(record: int, tid: int, nth: int, scratch: int, shared: int, sync: int, stride: int) -> int:
+    """All columns in the form the weights want; where they start. One column each thread prepares for itself."""
+    kind, k, x_kind = word(record, TYPE0), word(record, NE0), word(record, TYPE1)
+    form = form_of(kind)
+    columns, heads = word(record, NE1 + 1), word(record, NE1 + 2)
+    total = columns * heads * word(record, NE1 + 3)
+    room = scratch + TAIL_BYTES
+    if total == 1:
+        y = room + column_bytes(k)
+        prepare(kind, form, word(record, SRC + 1), x_kind, k, y, room)
+        return y
+    for c in range(tid, total, nth):
+        x = _column(record, c % columns, c // columns % heads, c // (columns * heads))
+        prepare(kind, form, x, x_kind, k, shared + c * stride, room)
+    barrier(sync, nth)
+    return shared
+
+
+@jit
+def _column(record: int, m: int, p: int, q: int) -> int:
+    """The address of a column of activations."""
+    offset = m * word(record, NB1 + 1) + p * word(record, NB1 + 2) + q * word(record, NB1 + 3)
+    return word(record, SRC + 1) + offset
+
+
+@jit
+def _by_tiles(record: int, tid: int, nth: int, scratch: int, shared: int, sync: int) -> None:
+    kind, k, rows = word(record, TYPE0), word(record, NE0), word(record, NE0 + 1)
+    columns, heads, outer = word(record, NE1 + 1), word(record, NE1 + 2), word(record, NE1 + 3)
+    ratio2, ratio3 = heads // word(record, NE0 + 2), outer // word(record, NE0 + 3)
+    width = padded(kind, k)
+    batch = packed_bytes(kind, k, columns)
+    for i in range(heads * outer):
+        x = _column(record, 0, i % heads, i // heads)
+        pack(tid, nth, x, word(record, TYPE1), word(record, NB1 + 1), columns, k, width, shared + i * batch, scratch)
+    barrier(sync, nth)
+    configure(scratch)
+    most = panel_rows(k, rows * heads * outer, nth)
+    panels = (rows + most - 1) // most
+    while True:
+        item = atomic_add(record + 8 * COUNTER, 1)
+        if item >= panels * heads * outer:
+            break
+        first, i = item % panels * most, item // panels
+        p, q = i % heads, i // heads
+        w = word(record, SRC) + p // ratio2 * word(record, NB0 + 2) + q // ratio3 * word(record, NB0 + 3)
+        out = word(record, DST) + p * word(record, NB_DST + 2) + q * word(record, NB_DST + 3)
+        row = word(record, NB0 + 1)
+        multiply_panel(
+            kind,
+            w + first * row,
+            row,
+            min(most, rows - first),
+            k,
+            width,
+            shared + i * batch,
+            columns,
+            out + 4 * first,
+            word(record, NB_DST + 1),
+            scratch,
+        )
+    release()

@@ -1,0 +1,225 @@
+"""Operations on whole rows of F32: the norms, the softmax, sums and orders.
+
+Rows are contiguous inside, anything outside. Every kernel may work in place. Formulas: docs/protocol.md sections 6.4
+and 6.6.
+"""
+
+from drover.worker.devices.cpu.record import (
+    DST,
+    F32,
+    NB0,
+    NB1,
+    NB_DST,
+    NE0,
+    NE1,
+    NE_DST,
+    PARAMS,
+    SRC,
+    TYPE1,
+)
+from drover.worker.devices.cpu.simd import (
+    fma,
+    jit,
+    load_f32,
+    load_f32x16,
+    load_i32,
+    maximum,
+    splat_f32x16,
+    store_f32,
+    store_i32,
+    sum_lanes,
+    zero_f32x16,
+)
+from drover.worker.devices.cpu.sync import portion, take_work
+from drover.worker.devices.cpu.vector import exp, greatest, keep, load_row, param, row_address, store_row, word
+
+# What NORM does (parameter 0).
+RMS, MEAN_AND_VARIANCE, L2 = range(3)
+WEIGHTS = 2
+"""Parameter: the address of what every row is multiplied by, or 0."""
+
+_LOWEST = -3.0e38
+
+
+def norm(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
+    """Scale (and centre) every row by its own statistics; multiply by weights where the program says so."""
+    kind = word(record, PARAMS)
+    epsilon = param(record, 1)
+    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
+    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    weight = word(record, PARAMS + WEIGHTS)
+    amount = portion(rows, threads)
+    while True:
+        first = take_work(record, amount)
+        if first >= rows:
+            break
+        for row in range(first, min(first + amount, rows)):
+            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
+            x = row_address(record, SRC, NB0, i1, i2, i3)
+            y = row_address(record, DST, NB_DST, i1, i2, i3)
+            _norm_row(kind, x, y, weight, ne0, epsilon)
+
+
+@jit
+def _norm_row(kind: int, x: int, y: int, weight: int, count: int, epsilon: float) -> None:
+    mean = splat_f32x16(0.0)
+    if kind == MEAN_AND_VARIANCE:
+        mean = splat_f32x16(_row_sum(x, count) / count)
+    squares, more = zero_f32x16(), zero_f32x16()
+    whole = count - count % 32
+    for i in range(0, whole, 32):
+        a, b = load_f32x16(x + 4 * i) - mean, load_f32x16(x + 4 * i + 64) - mean
+        squares, more = fma(a, a, squares), fma(b, b, more)
+    for i in range(whole, count, 16):
+        a = keep(load_f32x16(x + 4 * i) - mean, count - i, 0.0)
+        squares = fma(a, a, squares)
+    energy = sum_lanes(squares + more)
+    scale = splat_f32x16(_norm_scale(kind, energy, count, epsilon))
+    for i in range(0, count, 16):
+        value = (load_f32x16(x + 4 * i) - mean) * scale
+        if weight != 0:
+            value = value * load_f32x16(weight + 4 * i)
+        store_row(y + 4 * i, F32, value, count - i)
+
+
+@jit
+def _norm_scale(kind: int, energy: float, count: int, epsilon: float) -> float:
+    if kind == L2:
+        return 1.0 / max(energy**0.5, epsilon)
+    return 1.0 / (energy / count + epsilon) ** 0.5
+
+
+@jit
+def _row_sum(x: int, count: int) -> float:
+    total, more = zero_f32x16(), zero_f32x16()
+    whole = count - count % 32
+    for i in range(0, whole, 32):
+        total, more = total + load_f32x16(x + 4 * i), more + load_f32x16(x + 4 * i + 64)
+    for i in range(whole, count, 16):
+        total = total + keep(load_f32x16(x + 4 * i), count - i, 0.0)
+    return sum_lanes(total + more)
+
+
+def sum_rows(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
+    """The sum of every row (with parameter 0: the mean)."""
+    ne1, ne2 = word(record, NE0 + 1), word(record, NE0 + 2)
+    rows = ne1 * ne2 * word(record, NE0 + 3)
+    count = word(record, NE0)
+    divisor = count if word(record, PARAMS) != 0 else 1
+    amount = portion(rows, threads)
+    while True:
+        first = take_work(record, amount)
+        if first >= rows:
+            break
+        for row in range(first, min(first + amount, rows)):
+            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
+            total = _row_sum(row_address(record, SRC, NB0, i1, i2, i3), count)
+            store_f32(row_address(record, DST, NB_DST, i1, i2, i3), total / divisor)
+
+
+@jit
+def head_slope(head: int, few: int, base: float, base_odd: float) -> float:
+    """ALiBi slope of a head; `few` is the largest power of two up to the number of heads, 0 for no slopes."""
+    if few == 0:
+        return 1.0
+    if head < few:
+        return base ** (head + 1)
+    return base_odd ** (2 * (head - few) + 1)
+
+
+def soft_max(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
+    """Softmax of scale · src0 + slope · src1 over rows, src2 an extra logit for each head."""
+    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
+    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    scale, base, base_odd = param(record, 0), param(record, 1), param(record, 2)
+    few = word(record, PARAMS + 3)
+    sinks = word(record, SRC + 2)
+    amount = portion(rows, threads)
+    while True:
+        first = take_work(record, amount)
+        if first >= rows:
+            break
+        for row in range(first, min(first + amount, rows)):
+            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
+            x = row_address(record, SRC, NB0, i1, i2, i3)
+            y = row_address(record, DST, NB_DST, i1, i2, i3)
+            mask = 0
+            if word(record, SRC + 1) != 0:
+                mask = row_address(record, SRC + 1, NB1, i1, i2 % word(record, NE1 + 2), i3 % word(record, NE1 + 3))
+            slope = head_slope(i2, few, base, base_odd)
+            sink = load_f32(sinks + 4 * i2) if sinks != 0 else _LOWEST
+            _soft_max_row(x, mask, word(record, TYPE1), y, ne0, scale, slope, sink)
+
+
+@jit
+def _soft_max_row(x: int, mask: int, kind: int, y: int, count: int, scale: float, slope: float, sink: float) -> None:
+    factor, tilt = splat_f32x16(scale), splat_f32x16(slope)
+    most = splat_f32x16(sink)
+    size = 4 if kind == F32 else 2
+    for i in range(0, count, 16):
+        z = load_f32x16(x + 4 * i) * factor
+        if mask != 0:
+            z = fma(load_row(mask + size * i, kind), tilt, z)
+        store_row(y + 4 * i, F32, z, count - i)
+        most = maximum(keep(z, count - i, _LOWEST), most)
+    top = greatest(most)
+    total = zero_f32x16()
+    high = splat_f32x16(top)
+    for i in range(0, count, 16):
+        e = exp(load_f32x16(y + 4 * i) - high)
+        store_row(y + 4 * i, F32, e, count - i)
+        total = total + keep(e, count - i, 0.0)
+    denominator = sum_lanes(total)
+    if sink > _LOWEST:
+        denominator += sum_lanes(keep(exp(splat_f32x16(sink) - high), 1, 0.0))
+    share = splat_f32x16(1.0 / denominator)
+    for i in range(0, count, 16):
+        store_row(y + 4 * i, F32, load_f32x16(y + 4 * i) * share, count - i)
+
+
+def argsort(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
+    """Indices that put every row in order (parameter 0: 1 for descending), the lower index first among equals."""
+    count, ne1, ne2 = word(record, NE0), word(record, NE0 + 1), word(record, NE0 + 2)
+    rows = ne1 * ne2 * word(record, NE0 + 3)
+    sign = -1.0 if word(record, PARAMS) == 1 else 1.0
+    while True:
+        row = take_work(record, 1)
+        if row >= rows:
+            break
+        i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
+        x = row_address(record, SRC, NB0, i1, i2, i3)
+        order = row_address(record, DST, NB_DST, i1, i2, i3)
+        for i in range(count):
+            store_i32(order + 4 * i, i)
+        for start in range(count // 2 - 1, -1, -1):
+            _sift(x, order, start, count, sign)
+        for end in range(count - 1, 0, -1):
+            _swap(order, order + 4 * end)
+            _sift(x, order, 0, end, sign)
+
+
+@jit
+def _sift(x: int, order: int, root: int, count: int, sign: float) -> None:
+    """Restore a heap whose root may be too small."""
+    while 2 * root + 1 < count:
+        child = 2 * root + 1
+        if child + 1 < count and _before(x, order, child, child + 1, sign):
+            child += 1
+        if not _before(x, order, root, child, sign):
+            break
+        _swap(order + 4 * root, order + 4 * child)
+        root = child
+
+
+@jit
+def _before(x: int, order: int, a: int, b: int, sign: float) -> bool:
+    i, j = load_i32(order + 4 * a), load_i32(order + 4 * b)
+    left, right = sign * load_f32(x + 4 * i), sign * load_f32(x + 4 * j)
+    return left < right or (left == right and i < j)
+
+
+@jit
+def _swap(a: int, b: int) -> None:
+    left, right = load_i32(a), load_i32(b)
+    store_i32(a, right)
+    store_i32(b, left)

@@ -1,0 +1,416 @@
+"""Rows of weights times a few columns: a block of weights is decoded once and multiplied with up to eight columns.
+
+One source for every number of columns: the accumulators are one value of type `Columns`, and numba compiles a kernel
+for each size of it. Integer products and f32 sums as ggml's, in another order of addition.
+"""
+
+from typing import Any, Final
+
+from llvmlite import ir
+from numba.core import types
+from numba.core.typing.templates import signature
+from numba.extending import models, register_model
+
+from drover.worker.devices.cpu.quantize import FLOATS, FOUR_UNIT, FOURS, K_UNIT, KS, form_of, stride_of
+from drover.worker.devices.cpu.simd import (
+    AVX512,
+    F32,
+    I32,
+    I64,
+    Vector,
+    add_byte_pairs,
+    broadcast,
+    constant,
+    dot_bf16,
+    dot_bytes,
+    dot_pairs,
+    emits,
+    emits_for,
+    f32x16,
+    fused,
+    halves,
+    i8x64,
+    i16x32,
+    i32x16,
+    i64,
+    jit,
+    prefetch,
+    read,
+    void,
+    write,
+)
+from drover.worker.devices.cpu.weights import (
+    AHEAD,
+    F16_ID,
+    F32_ID,
+    Q2_K,
+    Q3_K,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q8_0,
+    block_bytes,
+    block_elements,
+    clear,
+    copy,
+    decode_bf16,
+    decode_f16,
+    decode_f32,
+    decode_iq4_nl,
+    decode_q2_k,
+    decode_q3_k,
+    decode_q4_0,
+    decode_q4_1,
+    decode_q4_k,
+    decode_q5_0,
+    decode_q5_1,
+    decode_q5_k,
+    decode_q6_k,
+    decode_q8_0,
+    has_constants,
+)
+
+TAIL_BYTES: Final = 512
+_NEAR_BYTES: Final = 36864
+"""What of the first-level cache columns may fill."""
+_WIDEST: Final = 8 if AVX512 else 4
+"""Columns at a time: as many as registers hold accumulators for."""
+_FEW: Final = 2
+"""Up to so many columns a sum is split, so that additions do not wait for one another."""
+
+
+class Columns(types.Type):
+    """The accumulators of `count` columns: a vector each."""
+
+    def __init__(self, vector: Vector, count: int) -> None:
+        self.vector = vector
+        self.count = count
+        super().__init__(name=f"{count} of {vector.name}")
+
+
+@register_model(Columns)
+class _ColumnsModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, columns: Columns) -> None:
+        super().__init__(manager, columns, ir.ArrayType(columns.vector.ir, columns.count))
+
+
+def _zeros(vector: Vector, count: int) -> Any:
+    def zeros(b: Any) -> Any:
+        return ir.Constant(ir.ArrayType(vector.ir, count), [constant(vector, 0.0)] * count)
+
+    zeros.__name__ = f"zeros_{vector.name}_{count}"
+    return emits(Columns(vector, count))(zeros)
+
+
+one, two, four, eight = (_zeros(f32x16, n) for n in (1, 2, 4, 8))
+
+
+def _first(*kinds: Any) -> Any:
+    return signature(kinds[0], *kinds) if isinstance(kinds[0], Columns) else None
+
+
+def _column(b: Any, y: Any, stride: Any, i: int) -> Any:
+    return b.add(y, b.mul(stride, I64(i)))
+
+
+@emits_for(_first, 4)
+def _dot_k(b: Any, totals: Any, block: Any, y: Any, stride: Any) -> Any:
+    """Add the products of a K block."""
+    q = [b.extract_value(block, i) for i in range(4)]
+    s = [b.extract_value(block, i) for i in range(4, 8)]
+    d, taken = broadcast(b, b.extract_value(block, 8), 16), b.extract_value(block, 9)
+    for i in range(totals.type.count):
+        at = _column(b, y, stride, i)
+        whole = constant(i32x16, 0)
+        for j in range(4):
+            x = read(b, b.add(at, I64(128 + 64 * j)), i8x64.ir)
+            whole = dot_pairs(b, whole, add_byte_pairs(b, q[j], x), s[j])
+        scaled = b.fmul(b.sitofp(whole, f32x16.ir), broadcast(b, read(b, at, F32), 16))
+        total = fused(b, scaled, d, b.extract_value(totals, i))
+        total = fused(b, taken, read(b, b.add(at, I64(64)), f32x16.ir), total)
+        totals = b.insert_value(totals, total, i)
+    return totals
+
+
+@emits_for(_first, 4)
+def _dot_fours(b: Any, totals: Any, block: Any, y: Any, stride: Any) -> Any:
+    """Add the products of four blocks of 32, added constants left out."""
+    low, high, d = (b.extract_value(block, i) for i in range(3))
+    for i in range(totals.type.count):
+        at = _column(b, y, stride, i)
+        whole = read(b, b.add(at, I64(64)), i32x16.ir)
+        whole = dot_bytes(b, whole, low, read(b, b.add(at, I64(128)), i8x64.ir))
+        whole = dot_bytes(b, whole, high, read(b, b.add(at, I64(192)), i8x64.ir))
+        scaled = b.fmul(b.sitofp(whole, f32x16.ir), read(b, at, f32x16.ir))
+        totals = b.insert_value(totals, fused(b, scaled, d, b.extract_value(totals, i)), i)
+    return totals
+
+
+@emits_for(_first, 4)
+def _dot_constants(b: Any, totals: Any, block: Any, y: Any, stride: Any) -> Any:
+    """Add the added constants of four blocks."""
+    m = b.extract_value(block, 3)
+    for i in range(totals.type.count):
+        sums = read(b, b.add(_column(b, y, stride, i), I64(256)), f32x16.ir)
+        totals = b.insert_value(totals, fused(b, m, sums, b.extract_value(totals, i)), i)
+    return totals
+
+
+@emits_for(_first, 4)
+def _dot_floats(b: Any, totals: Any, block: Any, y: Any, stride: Any) -> Any:
+    """Add the products of 64 floats."""
+    w = [b.extract_value(block, i) for i in range(4)]
+    for i in range(totals.type.count):
+        at = _column(b, y, stride, i)
+        x = [read(b, b.add(at, I64(64 * j)), f32x16.ir) for j in range(4)]
+        total = b.extract_value(totals, i)
+        if totals.type.count <= _FEW:
+            ends = [fused(b, w[j + 1], x[j + 1], b.fmul(w[j], x[j])) for j in (0, 2)]
+            total = b.fadd(total, b.fadd(*ends))
+        else:
+            for j in range(4):
+                total = fused(b, w[j], x[j], total)
+        totals = b.insert_value(totals, total, i)
+    return totals
+
+
+@emits_for(_first, 4)
+def _dot_bfloats(b: Any, totals: Any, w: Any, y: Any, stride: Any) -> Any:
+    """Add the products of 128 bfloats at w."""
+    blocks = [read(b, b.add(w, I64(64 * j)), i16x32.ir) for j in range(4)]
+    for i in range(totals.type.count):
+        at = _column(b, y, stride, i)
+        x = [read(b, b.add(at, I64(64 * j)), i16x32.ir) for j in range(4)]
+        total = b.extract_value(totals, i)
+        if totals.type.count <= _FEW:
+            zero = constant(f32x16, 0.0)
+            ends = [dot_bf16(b, dot_bf16(b, zero, blocks[j], x[j]), blocks[j + 1], x[j + 1]) for j in (0, 2)]
+            total = b.fadd(total, b.fadd(*ends))
+        else:
+            for j in range(4):
+                total = dot_bf16(b, total, blocks[j], x[j])
+        totals = b.insert_value(totals, total, i)
+    return totals
+
+
+def _sum(b: Any, x: Any) -> Any:
+    while x.type.count > 2:
+        x = b.fadd(*halves(b, x))
+    return b.fadd(b.extract_element(x, I32(0)), b.extract_element(x, I32(1)))
+
+
+@emits_for(lambda t, *rest: signature(void, t, i64, i64, i64) if isinstance(t, Columns) else None, 4)
+def _store_sums(b: Any, totals: Any, out: Any, stride: Any, more: Any) -> None:
+    """The sum of each column, `stride` bytes apart; added to what is there if `more` is not 0."""
+    adding = b.icmp_signed("!=", more, I64(0))
+    for i in range(totals.type.count):
+        at = _column(b, out, stride, i)
+        before = b.select(adding, read(b, at, F32), ir.Constant(F32, 0.0))
+        write(b, at, b.fadd(_sum(b, b.extract_value(totals, i)), before))
+
+
+# ---- `rows` rows of k elements, `row` bytes apart, times columns `stride` bytes apart; results `step` apart.
+# `more` is 0 where results are stored and 1 where they are added; `none` the zero accumulators; `tail` room for a unit.
+
+
+@jit
+def rows_k(
+    kind: int, w: int, row: int, rows: int, k: int, y: int, stride: int, out: int, step: int, more: int, none: Any
+) -> None:
+    """K types."""
+    for r in range(rows):
+        a, at, totals = w + r * row, y, none
+        for _ in range(k // 256):
+            if kind == Q4_K:
+                block = decode_q4_k(a)
+            elif kind == Q5_K:
+                block = decode_q5_k(a)
+            elif kind == Q2_K:
+                block = decode_q2_k(a)
+            elif kind == Q3_K:
+                block = decode_q3_k(a)
+            else:
+                block = decode_q6_k(a)
+            totals = _dot_k(totals, block, at, stride)
+            a += block_bytes(kind)
+            at += K_UNIT
+        _store_sums(totals, out + 4 * r, step, more)
+
+
+@jit
+def rows_fours(
+    kind: int,
+    w: int,
+    row: int,
+    rows: int,
+    k: int,
+    y: int,
+    stride: int,
+    out: int,
+    step: int,
+    more: int,
+    none: Any,
+    tail: int,
+) -> None:
+    """Types with blocks of 32."""
+    size = 4 * block_bytes(kind)
+    whole = k // 128
+    rest = k % 128 // 32 * (size // 4)
+    clear(tail, size)
+    for r in range(rows):
+        a, at, totals = w + r * row, y, none
+        for i in range(whole + (rest > 0)):
+            if i == whole:
+                copy(a, tail, rest)
+                a = tail
+            if kind == Q8_0:
+                block = decode_q8_0(a)
+            elif kind == Q4_0:
+                block = decode_q4_0(a)
+            elif kind == Q4_1:
+                block = decode_q4_1(a)
+            elif kind == Q5_0:
+                block = decode_q5_0(a)
+            elif kind == Q5_1:
+                block = decode_q5_1(a)
+            else:
+                block = decode_iq4_nl(a)
+            totals = _dot_fours(totals, block, at, stride)
+            if has_constants(kind):
+                totals = _dot_constants(totals, block, at, stride)
+            a += size
+            at += FOUR_UNIT
+        _store_sums(totals, out + 4 * r, step, more)
+
+
+@jit
+def rows_floats(
+    kind: int,
+    w: int,
+    row: int,
+    rows: int,
+    k: int,
+    y: int,
+    stride: int,
+    out: int,
+    step: int,
+    more: int,
+    none: Any,
+    tail: int,
+) -> None:
+    """F32, F16 and BF16 weights, times floats."""
+    size = 64 * block_bytes(kind)
+    whole = k // 64
+    rest = k % 64 * (size // 64)
+    clear(tail, size)
+    for r in range(rows):
+        a, at, totals = w + r * row, y, none
+        for i in range(whole + (rest > 0)):
+            if i == whole:
+                copy(a, tail, rest)
+                a = tail
+            if kind == F32_ID:
+                block = decode_f32(a)
+            elif kind == F16_ID:
+                block = decode_f16(a)
+            else:
+                block = decode_bf16(a)
+            totals = _dot_floats(totals, block, at, stride)
+            a += size
+            at += 256
+        _store_sums(totals, out + 4 * r, step, more)
+
+
+@jit
+def rows_bfloats(
+    w: int, row: int, rows: int, k: int, y: int, stride: int, out: int, step: int, more: int, none: Any, tail: int
+) -> None:
+    """BF16 weights, times bfloats."""
+    whole = k // 128
+    rest = k % 128 * 2
+    clear(tail, 256)
+    for r in range(rows):
+        a, at, totals = w + r * row, y, none
+        for i in range(whole + (rest > 0)):
+            if i == whole:
+                copy(a, tail, rest)
+                a = tail
+            for j in range(4):
+                prefetch(a + AHEAD + 64 * j)
+            totals = _dot_bfloats(totals, a, at, stride)
+            a += 256
+            at += 256
+        _store_sums(totals, out + 4 * r, step, more)
+
+
+# ---- any type, any number of columns
+
+
+@jit
+def times_columns(
+    kind: int, w: int, row: int, rows: int, k: int, y: int, stride: int, columns: int, out: int, step: int, tail: int
+) -> None:
+    """Rows of any type, `row` bytes apart, times prepared columns, `stride` apart; results of a column `step` apart.
+
+    Row r of a column goes to 4 r. `tail` is `TAIL_BYTES` of scratch.
+    """
+    form = form_of(kind)
+    while columns > 0:
+        count = 8 if columns >= 8 and _WIDEST >= 8 else 4 if columns >= 4 else 2 if columns >= 2 else 1
+        part = _part(form, k, count)
+        for first in range(0, k, part):
+            some = min(part, k - first)
+            a = w + first // block_elements(kind) * block_bytes(kind)
+            x = y + stride_of(form, first)
+            more = 1 if first > 0 else 0
+            # The calls stand here, not in a function for each count: numba would compile them once more.
+            if count == 8:
+                if form == KS:
+                    rows_k(kind, a, row, rows, some, x, stride, out, step, more, eight())
+                elif form == FOURS:
+                    rows_fours(kind, a, row, rows, some, x, stride, out, step, more, eight(), tail)
+                elif form == FLOATS:
+                    rows_floats(kind, a, row, rows, some, x, stride, out, step, more, eight(), tail)
+                else:
+                    rows_bfloats(a, row, rows, some, x, stride, out, step, more, eight(), tail)
+            elif count == 4:
+                if form == KS:
+                    rows_k(kind, a, row, rows, some, x, stride, out, step, more, four())
+                elif form == FOURS:
+                    rows_fours(kind, a, row, rows, some, x, stride, out, step, more, four(), tail)
+                elif form == FLOATS:
+                    rows_floats(kind, a, row, rows, some, x, stride, out, step, more, four(), tail)
+                else:
+                    rows_bfloats(a, row, rows, some, x, stride, out, step, more, four(), tail)
+            elif count == 2:
+                if form == KS:
+                    rows_k(kind, a, row, rows, some, x, stride, out, step, more, two())
+                elif form == FOURS:
+                    rows_fours(kind, a, row, rows, some, x, stride, out, step, more, two(), tail)
+                elif form == FLOATS:
+                    rows_floats(kind, a, row, rows, some, x, stride, out, step, more, two(), tail)
+                else:
+                    rows_bfloats(a, row, rows, some, x, stride, out, step, more, two(), tail)
+            elif form == KS:
+                rows_k(kind, a, row, rows, some, x, stride, out, step, more, one())
+            elif form == FOURS:
+                rows_fours(kind, a, row, rows, some, x, stride, out, step, more, one(), tail)
+            elif form == FLOATS:
+                rows_floats(kind, a, row, rows, some, x, stride, out, step, more, one(), tail)
+            else:
+                rows_bfloats(a, row, rows, some, x, stride, out, step, more, one(), tail)
+        y += count * stride
+        out += count * step
+        columns -= count
+
+
+@jit
+def _part(form: int, k: int, count: int) -> int:
+    """How much of k to take at a time, so that the columns stay in the first-level cache while rows pass."""
+    if count < 8:
+        return k
+    most = _NEAR_BYTES // (count * (stride_of(form, 256) // 256)) // 256 * 256
+    return most if k > most * 3 // 2 else k

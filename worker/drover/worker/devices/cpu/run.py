@@ -1,0 +1,91 @@
+"""The one compiled function that Python calls: it executes the records of a program, in every thread.
+
+A kernel is a function of six integers: the address of its record, the number of the calling thread, the number of
+threads, and the addresses of the thread's scratch, of the memory all threads share, and of the synchronisation block.
+Kernels are compiled apart from one another and called by address: linked into one, they would take minutes to optimise.
+Between records all threads meet, except where the program says that they need not (see `record.FLAGS`).
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numba
+from llvmlite import ir
+
+from drover.worker.devices.cpu import attention, copy, elementwise, matmul, norm, record, rope
+from drover.worker.devices.cpu.record import (
+    COUNTER,
+    COUNTER2,
+    ERROR,
+    FLAGS,
+    KERNEL,
+    NO_BARRIER,
+    RECORD_BYTES,
+    SOLO,
+)
+from drover.worker.devices.cpu.simd import I64, atomic_store, emits, i64, jit, store_i64, void
+from drover.worker.devices.cpu.sync import BAD_RECORD, barrier
+from drover.worker.devices.cpu.vector import word
+
+KERNELS: dict[int, Callable[..., None]] = {
+    record.BINARY: elementwise.binary,
+    record.UNARY: elementwise.unary,
+    record.GLU: elementwise.glu,
+    record.NORM: norm.norm,
+    record.ROPE: rope.rope,
+    record.SOFT_MAX: norm.soft_max,
+    record.GET_ROWS: copy.get_rows,
+    record.SET_ROWS: copy.set_rows,
+    record.SET_ELEMENTS: copy.set_elements,
+    record.COPY: copy.copy,
+    record.CONCAT: copy.concat,
+    record.REPEAT: copy.repeat,
+    record.SUM_ROWS: norm.sum_rows,
+    record.ARGSORT: norm.argsort,
+    record.ATTENTION: attention.attention,
+    record.MUL_MAT: matmul.mul_mat,
+}
+"""The kernel of each opcode."""
+
+_ARGUMENTS = 6
+
+
+@jit
+def run(thread: int, threads: int, program: int, records: int, sync: int, scratch: int, shared: int) -> None:
+    """Execute `records` records at `program` as thread number `thread`; all threads leave together."""
+    if thread == 0:
+        atomic_store(sync + BAD_RECORD, 0)
+        for i in range(records):
+            at = program + i * RECORD_BYTES
+            store_i64(at + 8 * COUNTER, 0)
+            store_i64(at + 8 * COUNTER2, 0)
+            store_i64(at + 8 * ERROR, 0)
+    barrier(sync, threads)
+    for i in range(records):
+        at = program + i * RECORD_BYTES
+        flags = word(at, FLAGS)
+        alone = flags & SOLO != 0
+        if not alone or thread == 0:
+            _call(word(at, KERNEL), at, thread, 1 if alone else threads, scratch, shared, sync)
+        if flags & NO_BARRIER == 0:
+            barrier(sync, threads)
+
+
+@emits(void, *[i64] * (1 + _ARGUMENTS))
+def _call(b: Any, kernel: Any, *arguments: Any) -> None:
+    """Call the kernel at an address."""
+    kind = ir.FunctionType(ir.VoidType(), [I64] * _ARGUMENTS)
+    b.call(b.inttoptr(kernel, kind.as_pointer()), arguments)
+
+
+def compile_kernel(opcode: int) -> int:
+    """The address of an opcode's kernel, compiled for this processor or loaded from numba's cache; good for ever."""
+    return int(_compiled(opcode).address)
+
+
+@cache  # also because the code goes when the object does
+def _compiled(opcode: int) -> Any:
+    function = KERNELS[opcode]
+    signature = numba.void(*[numba.int64] * _ARGUMENTS)
+    return numba.cfunc(signature, cache=True, error_model="numpy")(getattr(function, "py_func", function))

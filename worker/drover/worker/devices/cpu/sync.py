@@ -1,0 +1,61 @@
+"""How the threads of a program meet: a barrier, work handed out by a counter, and the report of a bad index.
+
+The barrier waits by spinning, since an operation is shorter than a system call; it gives the processor away after a
+while, since there may be fewer processors than threads.
+"""
+
+from numba.core import types
+
+from drover.worker.devices.cpu.record import COUNTER, ERROR, ERROR_VALUE
+from drover.worker.devices.cpu.simd import atomic_add, atomic_load, atomic_store, jit, pause, store_i64
+
+ARRIVED = 0
+"""Byte offsets in the synchronisation block, each on a cache line of its own: threads at the barrier,"""
+GENERATION = 64
+"""barriers passed,"""
+BAD_RECORD = 128
+"""and the address of a record that met an index out of range."""
+SYNC_BYTES = 192
+
+_SPINS = 400
+
+_sched_yield = types.ExternalFunction("sched_yield", types.int32())
+
+
+@jit
+def barrier(sync: int, threads: int) -> None:
+    """Wait until all threads are here."""
+    if threads == 1:
+        return
+    generation = atomic_load(sync + GENERATION)
+    if atomic_add(sync + ARRIVED, 1) == threads - 1:
+        atomic_store(sync + ARRIVED, 0)
+        atomic_store(sync + GENERATION, generation + 1)
+        return
+    spins = 0
+    while atomic_load(sync + GENERATION) == generation:
+        spins += 1
+        if spins < _SPINS:
+            pause()
+        else:
+            _sched_yield()
+
+
+@jit
+def take_work(record: int, amount: int) -> int:
+    """Claim the next `amount` items of a record; the number of the first."""
+    return atomic_add(record + 8 * COUNTER, amount)
+
+
+@jit
+def portion(items: int, threads: int) -> int:
+    """How many items to claim at a time: a few claims for each thread."""
+    return max(1, items // (threads * 8))
+
+
+@jit
+def report_bad_index(record: int, sync: int, value: int) -> None:
+    """Remember that a record met this index; the run goes on without the row."""
+    store_i64(record + 8 * ERROR_VALUE, value)
+    store_i64(record + 8 * ERROR, 1)
+    atomic_store(sync + BAD_RECORD, record)
