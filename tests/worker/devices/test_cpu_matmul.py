@@ -82,8 +82,8 @@ class Product:
     def run(self, threads: int = 1) -> Array:
         """Execute the record; the result as [q, p, m, n]."""
         self.record[record.COUNTER] = 0
-        shared, sync = aligned(matmul.shared_bytes(self.ne0, self.ne1)), aligned(256, 0)
-        scratch = [aligned(matmul.scratch_bytes(self.ne0, self.ne1)) for _ in range(threads)]
+        shared, sync = aligned(matmul.shared_bytes(int(self.record[record.TYPE0]), self.ne0, self.ne1)), aligned(256, 0)
+        scratch = [aligned(matmul.scratch_bytes(int(self.record[record.TYPE0]), self.ne0)) for _ in range(threads)]
 
         def one(thread: int) -> None:
             matmul.mul_mat(
@@ -343,3 +343,10 @@ def test_kernels_of_other_processors(processor: str, features: str, tmp_path: Pa
 
 if __name__ == "__main__":
     check_one_column()
+
+
+def test_half_precision_weights_keep_their_digits_in_tiles() -> None:
+    rng = np.random.default_rng(8)
+    w, values = random_weights(rng, "F16", 50, 200)
+    x = rng.standard_normal((70, 200)).astype(np.float32)
+    assert error(plain("F16", w, x), as_ggml_sees("F16", x) @ values.T) < 1e-9

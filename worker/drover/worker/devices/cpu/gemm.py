@@ -14,6 +14,7 @@ from numba.core.typing.templates import signature
 from drover.worker.devices.cpu.simd import (
     AVX512,
     DOT_BF16,
+    F32,
     FEATURES,
     I8,
     I16,
@@ -35,6 +36,7 @@ from drover.worker.devices.cpu.simd import (
     joined,
     load_i8x64,
     narrow_bf16,
+    narrow_f16,
     read,
     shuffle,
     store,
@@ -88,9 +90,10 @@ _ROOM: Final = 8192
 """A thread's scratch: five tiles, the tail of a row from `_TAIL` on, the panel from `_ROOM` on."""
 
 
-def panel_scratch(k: int) -> int:
+def panel_scratch(kind: int, k: int) -> int:
     """Bytes of scratch that a thread needs for rows of k weights."""
-    return int(_ROOM + panel_rows(k, 1 << 30, 1) * ((k + 255) // 256 * 256) * 2)
+    width = int(padded(kind, k))
+    return int(_ROOM + panel_rows(width, 1 << 30, 1) * width * 2)
 
 
 @jit
@@ -100,16 +103,22 @@ def packed_bytes(kind: int, k: int, columns: int) -> int:
 
 
 @jit
-def padded(kind: int, k: int) -> int:
-    """k rounded up to what a panel holds of a row of this type."""
-    unit = 32 if is_float(kind) else (256 if is_k(kind) else 128)
-    return (k + unit - 1) // unit * unit
+def parts(kind: int) -> int:
+    """How many bfloats stand for one product: F16 has more digits than one, so w·x is w₁·x₁ + w₁·x₂ + w₂·x₁."""
+    return 3 if kind == F16_ID else 1
 
 
 @jit
-def panel_rows(k: int, rows: int, threads: int) -> int:
-    """Rows of a panel: it fits half the second-level cache, and there is work for every thread."""
-    most = min(_PANEL_ROWS, _PANEL_BYTES // (2 * k))
+def padded(kind: int, k: int) -> int:
+    """How many bfloats a panel holds of a row of k weights of this type."""
+    unit = 32 if is_float(kind) else (256 if is_k(kind) else 128)
+    return (k + unit - 1) // unit * unit * parts(kind)
+
+
+@jit
+def panel_rows(width: int, rows: int, threads: int) -> int:
+    """Rows of a panel of `width` bfloats: it fits half the second-level cache, and there is work for every thread."""
+    most = min(_PANEL_ROWS, _PANEL_BYTES // (2 * width))
     fair = (rows + 2 * threads - 1) // (2 * threads)
     return max(32, min(most, fair) // 32 * 32)
 
@@ -213,10 +222,53 @@ def _bf16_of_f32(b: Any, source: Any, out: Any) -> None:
     _store_bf16(b, out, read(b, source, f32x16.ir), read(b, b.add(source, I64(64)), f32x16.ir))
 
 
+def _halves(b: Any, source: Any) -> Any:
+    """32 half-precision floats, widened."""
+    pair = [widen_f16(b, read(b, b.add(source, I64(32 * i)), ir.VectorType(I16, 16))) for i in range(2)]
+    return shuffle(b, pair[0], range(32), pair[1])
+
+
+def _two_parts(b: Any, x: Any) -> tuple[Any, Any]:
+    """The nearest bfloats of 32 floats, and those of what is missing."""
+    first = b.fptrunc(x, bf16x32.ir)
+    return first, b.fptrunc(b.fsub(x, b.fpext(first, ir.VectorType(F32, 32))), bf16x32.ir)
+
+
+@emits(void, i64, i64)
+def _weights_of_f16(b: Any, source: Any, out: Any) -> None:
+    """The three parts of 32 weights, a tile apart: w₁, w₁, w₂."""
+    if DOT_BF16:
+        first, second = _two_parts(b, _halves(b, source))
+        for i, part in enumerate((first, first, second)):
+            write(b, b.add(out, I64(_TILE * i)), part)
+
+
+def _activations(halves16: bool) -> Any:
+    def split(b: Any, source: Any, out: Any) -> None:
+        """The three parts of 32 activations rounded to half precision, a tile apart: x₁, x₂, x₁."""
+        if not DOT_BF16:
+            return
+        if halves16:
+            x = _halves(b, source)
+        else:
+            pair = [read(b, b.add(source, I64(64 * i)), f32x16.ir) for i in range(2)]
+            pair = [widen_f16(b, narrow_f16(b, x)) for x in pair]
+            x = shuffle(b, pair[0], range(32), pair[1])
+        first, second = _two_parts(b, x)
+        for i, part in enumerate((first, second, first)):
+            write(b, b.add(out, I64(_TILE * i)), part)
+
+    split.__name__ = f"split_f{16 if halves16 else 32}"
+    return emits(void, i64, i64)(split)
+
+
+_split_f16, _split_f32 = _activations(True), _activations(False)
+
+
 @emits(void, i64, i64)
 def _bf16_of_f16(b: Any, source: Any, out: Any) -> None:
-    halves16 = [read(b, b.add(source, I64(32 * i)), ir.VectorType(I16, 16)) for i in range(2)]
-    _store_bf16(b, out, *(widen_f16(b, x) for x in halves16))
+    if DOT_BF16:
+        write(b, out, b.fptrunc(_halves(b, source), bf16x32.ir))
 
 
 def _lane(b: Any, x: Any, i: int) -> Any:
@@ -340,14 +392,14 @@ def _expand_floats(kind: int, w: int, row: int, rows: int, k: int, out: int, tai
     for r in range(rows):
         if kind == F16_ID:
             for i in range(whole):
-                _bf16_of_f16(w + r * row + i * 64, out + i * _TILE + r * 64)
+                _weights_of_f16(w + r * row + i * 64, out + 3 * i * _TILE + r * 64)
         else:
             for i in range(whole):
                 store(out + i * _TILE + r * 64, load_i8x64(w + r * row + i * 64))
         if k % 32 > 0:
             copy(w + r * row + whole * 32 * size, tail, k % 32 * size)
             if kind == F16_ID:
-                _bf16_of_f16(tail, out + whole * _TILE + r * 64)
+                _weights_of_f16(tail, out + 3 * whole * _TILE + r * 64)
             else:
                 store(out + whole * _TILE + r * 64, load_i8x64(tail))
 
@@ -357,34 +409,52 @@ def _expand_floats(kind: int, w: int, row: int, rows: int, k: int, out: int, tai
 
 @jit
 def pack(
-    tid: int, nth: int, x: int, x_kind: int, step: int, columns: int, k: int, padded: int, out: int, scratch: int
+    kind: int,
+    tid: int,
+    nth: int,
+    x: int,
+    x_kind: int,
+    step: int,
+    columns: int,
+    k: int,
+    padded: int,
+    out: int,
+    scratch: int,
 ) -> None:
     """This thread's share of the columns at x, `step` bytes apart, to tiles of 16 columns; zeros pad both ways."""
     room = scratch + _TAIL
+    n = parts(kind)
     for tile in range(tid, (columns + 31) // 32 * 2, nth):
         first = tile * 16
         at = out + first * padded * 2
-        for group in range(padded // 32):
+        for group in range(padded // (32 * n)):
             for column in range(16):
                 if first + column >= columns or group * 32 >= k:
-                    store(scratch + 64 * column, zero_i32x16())
+                    for i in range(n):
+                        store(scratch + i * _TILE + 64 * column, zero_i32x16())
                 else:
                     source = x + (first + column) * step
                     left = k - group * 32
                     if x_kind == F16_ID:
-                        _pack_group(F16_ID, source + group * 64, left, scratch + 64 * column, room)
+                        _pack_group(F16_ID, n, source + group * 64, left, scratch + 64 * column, room)
                     else:
-                        _pack_group(F32_ID, source + group * 128, left, scratch + 64 * column, room)
-            _transpose(scratch, at + group * _TILE, 64)
+                        _pack_group(F32_ID, n, source + group * 128, left, scratch + 64 * column, room)
+            for i in range(n):
+                _transpose(scratch + i * _TILE, at + (group * n + i) * _TILE, 64)
 
 
 @jit_inline
-def _pack_group(kind: int, source: int, left: int, out: int, room: int) -> None:
+def _pack_group(kind: int, n: int, source: int, left: int, out: int, room: int) -> None:
     if left < 32:
         clear(room, 128)
         copy(source, room, left * (2 if kind == F16_ID else 4))
         source = room
-    if kind == F16_ID:
+    if n == 3:
+        if kind == F16_ID:
+            _split_f16(source, out)
+        else:
+            _split_f32(source, out)
+    elif kind == F16_ID:
         _bf16_of_f16(source, out)
     else:
         _bf16_of_f32(source, out)

@@ -337,7 +337,7 @@ def _mul_mat(node: Node, threads: int) -> Draft | None:
     a, b = _first(node), node.src[1]
     if b is None or a.elements == 0 or not matmul.supported(node):
         return None
-    scratch, shared = matmul.scratch_bytes(a.ne, b.ne), matmul.shared_bytes(a.ne, b.ne)
+    scratch, shared = matmul.scratch_bytes(a.type.id, a.ne), matmul.shared_bytes(a.type.id, a.ne, b.ne)
     return Draft(record.MUL_MAT, _ints(int_params(node.params)[0]), scratch, shared, small=False)
 
 

@@ -18,10 +18,10 @@ from drover.worker.devices.cpu.rows import TAIL_BYTES, times_columns
 from drover.worker.devices.cpu.simd import atomic_add, jit
 from drover.worker.devices.cpu.sync import barrier
 from drover.worker.devices.cpu.vector import word
-from drover.worker.devices.cpu.weights import F16_ID, F32_ID, Q8_0, TYPES
+from drover.worker.devices.cpu.weights import F16_ID, F32_ID, TYPES
 from drover.worker.devices.device import Node
 
-TILE_COLUMNS: Final = 16
+TILE_COLUMNS: Final = 32
 """From this many columns on, tiles: about where they overtake the row kernels."""
 _MOST_ROWS: Final = 64
 """Rows that a thread claims at a time."""
@@ -51,15 +51,15 @@ def supported(node: Node) -> bool:
     )
 
 
-def scratch_bytes(ne0: Shape, ne1: Shape) -> int:
+def scratch_bytes(kind: int, ne0: Shape) -> int:
     """Bytes that each thread needs for operands of these shapes."""
-    return max(TAIL_BYTES + 2 * column_bytes(ne0[0]), gemm.panel_scratch(ne0[0]))
+    return max(TAIL_BYTES + 2 * column_bytes(ne0[0]), gemm.panel_scratch(kind, ne0[0]))
 
 
-def shared_bytes(ne0: Shape, ne1: Shape) -> int:
+def shared_bytes(kind: int, ne0: Shape, ne1: Shape) -> int:
     """Bytes that all threads share for operands of these shapes."""
     batches = ne1[2] * ne1[3]
-    packed = gemm.packed_bytes(Q8_0, ne0[0], ne1[1]) if ne1[1] >= TILE_COLUMNS else 0
+    packed = gemm.packed_bytes(kind, ne0[0], ne1[1]) if ne1[1] >= TILE_COLUMNS else 0
     return int(batches * max(column_bytes(ne0[0]) * ne1[1], packed))
 
 
@@ -152,10 +152,11 @@ def _by_tiles(record: int, tid: int, nth: int, scratch: int, shared: int, sync: 
     batch = packed_bytes(kind, k, columns)
     for i in range(heads * outer):
         x = _column(record, 0, i % heads, i // heads)
-        pack(tid, nth, x, word(record, TYPE1), word(record, NB1 + 1), columns, k, width, shared + i * batch, scratch)
+        x_kind, step = word(record, TYPE1), word(record, NB1 + 1)
+        pack(kind, tid, nth, x, x_kind, step, columns, k, width, shared + i * batch, scratch)
     barrier(sync, nth)
     configure(scratch)
-    most = panel_rows(k, rows * heads * outer, nth)
+    most = panel_rows(width, rows * heads * outer, nth)
     panels = (rows + most - 1) // most
     while True:
         item = atomic_add(record + 8 * COUNTER, 1)
