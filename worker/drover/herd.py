@@ -6,6 +6,7 @@ restarted. What the processes are is their starter's business.
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,8 @@ START_SECONDS = 600.0
 """A first start compiles kernels, and a large model takes its time to load."""
 STOP_SECONDS = 10.0
 POLL_SECONDS = 0.05
+_COMPLAINT = re.compile(r"drover(?: \w+)?: error: (.+)")
+"""How a command of ours says why it ends."""
 LAST_LINES = 8
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -76,7 +79,8 @@ class Herd:
     def _pass_on(self) -> None:
         for process in self._processes:
             for line in process.errors.news():
-                print(f"{process.name} | {line}", file=sys.stderr, flush=True)
+                if not _COMPLAINT.match(line):  # that is said when it has ended
+                    print(f"{process.name} | {line}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
         return self
@@ -152,6 +156,8 @@ class Process:
             return None
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
         lines = self.errors.text.splitlines() or self.output.text.splitlines()
+        if lines and (complaint := _COMPLAINT.match(lines[-1])):
+            return f"{self.name} (process {self.pid}) {how}: {complaint[1]}"
         last = "".join(f"\n  {line}" for line in lines[-LAST_LINES:])
         return f"{self.name} (process {self.pid}) {how}{'; its last lines:' if last else ''}{last}"
 

@@ -5,12 +5,15 @@ What has no kernel runs on the reference device, over the same memory, and is lo
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import structlog
+from numba.core import config
 
 from drover.errors import DeviceError
 from drover.worker.devices.cpu import record
+from drover.worker.devices.cpu.kernel_cache import compiling
 from drover.worker.devices.cpu.program import CpuProgram, compile_nodes, describe
 from drover.worker.devices.cpu.threads import Threads
 from drover.worker.devices.device import Node
@@ -28,7 +31,9 @@ class CpuDevice(HostMemory):
     def __init__(self, threads: int, limit: int) -> None:
         super().__init__(limit)
         self.description = _processor()
-        self._threads = Threads(threads)
+        folder: str = config.CACHE_DIR  # type: ignore[attr-defined]  # numba sets it when it is imported
+        with compiling(Path(folder)) if folder else nullcontext():
+            self._threads = Threads(threads)
         self._fallbacks: set[str] = set()
 
     def compile(self, nodes: Sequence[Node]) -> CpuProgram:
