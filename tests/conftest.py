@@ -7,11 +7,16 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from drover.worker.devices.cpu.kernel_cache import cache_directory
 from support import drover
 from support.peer import Peer, PeerUnavailableError
 from support.processes import free_port
+
+# Machines are shared: how long an example takes says nothing about the code.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 # Read when numba is imported. By default kernels stay beside the sources, even when their callees have changed.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_directory(Path(tempfile.gettempdir(), "drover-test-kernels"))))
