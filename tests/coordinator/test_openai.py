@@ -165,6 +165,7 @@ def run(tokenizer: Tokenizer, text: str, stops: list[str]) -> tuple[list[str], T
         ("hello", ["ell", "h"], ["", ""], True),
         ("aab", ["ab"], ["", "a", "", ""], True),
         ("é!", ["!"], ["", "é", "", ""], True),
+        ("!aa", ["a", "!aa"], ["", "!", "", ""], True),
     ],
 )
 def test_stop_strings_across_tokens(

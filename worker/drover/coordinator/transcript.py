@@ -88,8 +88,9 @@ class Transcript:
 
 
 def find_stop(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first stop string begins."""
-    return min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
+    """Where the stop string begins that is complete first, the longest of several: tokens do not matter."""
+    found = min(((at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0), default=None)
+    return None if found is None else found[1]
 
 
 def held_back(text: str, stops: Sequence[str]) -> int:
