@@ -11,6 +11,7 @@ import numba
 from llvmlite import ir
 from numba.core.typing.templates import signature
 
+from drover.worker.devices.cpu.products import transpose
 from drover.worker.devices.cpu.simd import (
     AVX512,
     DOT_BF16,
@@ -187,28 +188,6 @@ def _store_tiles(b: Any, a: Any) -> None:
     if COMPILED:
         for tile in range(4):
             _store_tile(b, tile, b.add(a, I64(_TILE * tile)))
-
-
-def _transposed(b: Any, rows: list[Any]) -> list[Any]:
-    """Sixteen vectors of sixteen, rows for columns, by swapping ever larger squares."""
-    for s in (1, 2, 4, 8):
-        swapped = list(rows)
-        for i in range(16):
-            if not i & s:
-                low = [(j if not j & s else 16 + (j ^ s)) for j in range(16)]
-                high = [((j | s) if not j & s else 16 + j) for j in range(16)]
-                swapped[i] = shuffle(b, rows[i], low, rows[i | s])
-                swapped[i | s] = shuffle(b, rows[i], high, rows[i | s])
-        rows = swapped
-    return rows
-
-
-@emits(void, i64, i64, i64)
-def _transpose(b: Any, source: Any, out: Any, stride: Any) -> None:
-    """A tile at `source` to 16 rows `stride` apart."""
-    rows = _transposed(b, [read(b, b.add(source, I64(64 * i)), f32x16.ir) for i in range(16)])
-    for i, row in enumerate(rows):
-        write(b, b.add(out, b.mul(stride, I64(i))), row)
 
 
 def _store_bf16(b: Any, a: Any, low: Any, high: Any) -> None:
@@ -440,7 +419,7 @@ def pack(
                     else:
                         _pack_group(F32_ID, n, source + group * 128, left, scratch + 64 * column, room)
             for i in range(n):
-                _transpose(scratch + i * _TILE, at + (group * n + i) * _TILE, 64)
+                transpose(scratch + i * _TILE, 64, at + (group * n + i) * _TILE, 64)
 
 
 @jit_inline
@@ -507,8 +486,8 @@ def _write_block(tiles: int, rows: int, columns: int, out: int, step: int) -> No
     for i in range(4):
         r, c = i // 2 * 16, i % 2 * 16
         if rows >= r + 16 and columns >= c + 16:
-            _transpose(tiles + i * _TILE, out + c * step + 4 * r, step)
+            transpose(tiles + i * _TILE, 64, out + c * step + 4 * r, step)
         elif rows > r and columns > c:
-            _transpose(tiles + i * _TILE, tiles + 4 * _TILE, 64)
+            transpose(tiles + i * _TILE, 64, tiles + 4 * _TILE, 64)
             for column in range(min(16, columns - c)):
                 copy(tiles + 4 * _TILE + 64 * column, out + (c + column) * step + 4 * r, 4 * min(16, rows - r))
