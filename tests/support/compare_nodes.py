@@ -1,8 +1,8 @@
-"""Which operation differs first? Runs a recorded graph node by node on the stock worker and on ours, and compares.
+"""Which operation differs? Runs a recorded graph node by node on the stock worker and on ours, and compares.
 
 usage: python -m support.compare_nodes PORT [--prompt TEXT] [--graph N] [--options '-fa off'], PORT being that of a
-running Drover worker. Every line is a node and the relative distance of the two results, with the same inputs up to
-there. For finding out why texts differ; not a test.
+running Drover worker. Every line is a node and the relative distance of the two results from the same operands: those
+that the stock worker computed. For finding out why texts differ; not a test.
 """
 
 import argparse
@@ -40,27 +40,45 @@ def main(arguments: Sequence[str] | None = None) -> None:
         conversation = _record(peer, folder, options.prompt, shlex.split(options.options))
         port = free_port()
         with peer.start_worker(folder / "stock.log", port):
-            steps = (results(conversation, options.graph, worker) for worker in (port, options.port))
-            for (node, theirs), (_, ours) in zip(*steps, strict=True):
+            for node, theirs, ours in results(conversation, options.graph, port, options.port):
                 print(f"{node.op.name:16} {node.name:60} {distance(theirs, ours):.1e}")
 
 
-def results(conversation: Conversation, number: int, port: int) -> Iterator[tuple[Tensor, npt.NDArray[Any]]]:
-    """Every computed node of the conversation's graph with this number, and what the worker makes of it."""
+def results(
+    conversation: Conversation, number: int, stock: int, drover_port: int
+) -> Iterator[tuple[Tensor, npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Every computed node of the conversation's graph with this number, and what the two workers make of it."""
     requests = list(requests_of(b"".join(conversation.requests), 1 << 20))
     at = [i for i, request in enumerate(requests) if isinstance(request, GraphCompute)][number]
     graph = requests[at]
     assert isinstance(graph, GraphCompute)
-    with socket.create_connection(("127.0.0.1", port)) as link:
-        replay = Replay(link)
-        _replay_all(replay, requests[:at], conversation.replies)
-        for count, node in _nodes(graph):
+    with (
+        socket.create_connection(("127.0.0.1", stock)) as one,
+        socket.create_connection(("127.0.0.1", drover_port)) as other,
+    ):
+        replays = Replay(one), Replay(other)
+        for replay in replays:
+            _replay_all(replay, requests[:at], conversation.replies)
+        tensors = _tensors(graph)
+        done = 0
+        for count, node in _nodes(graph, tensors):
             # Inputs may lie where a later node writes: they are sent again before each step.
-            for request in _inputs(requests[:at]):
-                replay.exchange(request, None)
-            replay.exchange(replace(graph, uid=0, nodes=graph.nodes[: 8 * count]), None)
-            raw = replay.ask(GetTensor(node, 0, node.nbytes))
-            yield node, np.frombuffer(raw, FLOATS.get(node.type.name, np.uint8))
+            for replay in replays:
+                for request in _inputs(requests[:at]):
+                    replay.exchange(request, None)
+            replays[0].exchange(replace(graph, uid=0, nodes=graph.nodes[: 8 * done]), None)
+            operands = {source: tensors[source] for source in node.src if source}
+            for operand in operands.values():
+                data = replays[0].ask(GetTensor(operand, 0, operand.nbytes))
+                replays[1].exchange(SetTensor(operand, 0, 0, memoryview(data)), None)
+            only = replace(graph, uid=0, nodes=graph.nodes[8 * (count - 1) : 8 * count])
+            kind = FLOATS.get(node.type.name, np.uint8)
+            raw = []
+            for replay in replays:
+                replay.exchange(only, None)
+                raw.append(np.frombuffer(replay.ask(GetTensor(node, 0, node.nbytes)), kind))
+            yield node, raw[0], raw[1]
+            done = count
 
 
 def distance(theirs: npt.NDArray[Any], ours: npt.NDArray[Any]) -> float:
@@ -94,13 +112,17 @@ def _inputs(requests: Sequence[Request]) -> list[Request]:
     return list(requests[start:])
 
 
-def _nodes(graph: GraphCompute) -> Iterator[tuple[int, Tensor]]:
-    """Nodes that compute something, each with how many nodes run up to it."""
+def _tensors(graph: GraphCompute) -> dict[int, Tensor]:
+    """The records of a graph by id."""
     table = graph.tensors
     records = [codec.decode_tensor(table[at : at + TENSOR_BYTES]) for at in range(0, len(table), TENSOR_BYTES)]
-    by_id = {tensor.id: tensor for tensor in records}
+    return {tensor.id: tensor for tensor in records}
+
+
+def _nodes(graph: GraphCompute, tensors: dict[int, Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """Nodes that compute something, each with how many nodes run up to it."""
     for count, number in enumerate(np.frombuffer(graph.nodes, np.uint64).tolist(), 1):
-        node = by_id[number]
+        node = tensors[number]
         if node.op.name not in METADATA_ONLY and node.flags & COMPUTE:
             yield count, node
 
