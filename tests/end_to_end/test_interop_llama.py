@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from drover.worker.devices.cpu import gemm_k
 from support import drover
 from support.completions import (
     NEAR_TIE,
@@ -30,10 +31,11 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
 PROMPTS = Path(__file__).with_name("prompts.txt").read_text().splitlines()
 TOKENS = 64
+TIES = {"F32": NEAR_TIE, "Q4_K_M": NEAR_TIE if gemm_k.COMPILED else ROUNDED_TIE}
+"""The demo model, widened and as it is: how close two tokens must be to count as equal. With the tile unit every sum of
+the demo model is ggml's to the last bit; without it, sums of 8 and more columns are formed in another order."""
 FLIPS = 50
-"""With roundings, at most one token in so many may differ."""
-TIES = {"F32": NEAR_TIE, "Q4_K_M": ROUNDED_TIE}
-"""The demo model, widened and as it is: how close two tokens must be to count as equal."""
+"""With near ties, at most one token in so many may differ."""
 Completions = list[tuple[str, list[int], list[Token]]]
 
 

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     peer = Peer.find()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        conversation = _record(peer, folder, options.prompt, shlex.split(options.options))
+        conversation = _record(peer, folder, options.model, options.prompt, shlex.split(options.options))
         port = free_port()
         with peer.start_worker(folder / "stock.log", port):
             for node, theirs, ours in results(conversation, options.graph, port, options.port):
@@ -88,12 +88,12 @@ def distance(theirs: npt.NDArray[Any], ours: npt.NDArray[Any]) -> float:
     return float(np.linalg.norm((one - other)[finite])) / max(float(np.linalg.norm(one[finite])), 1e-30)
 
 
-def _record(peer: Peer, folder: Path, prompt: str, options: Sequence[str]) -> Conversation:
+def _record(peer: Peer, folder: Path, model: Path, prompt: str, options: Sequence[str]) -> Conversation:
     port = free_port()
     with peer.start_worker(folder / "worker.log", port), Relay(port) as relay:
         asked = ("-p", prompt, "-n", "4", "--temp", "0", "-no-cnv", "-t", "1", "-c", "512", "--no-warmup", *options)
         placed = ("-fit", "off", "--rpc", f"127.0.0.1:{relay.port}", "-ngl", "99")
-        done = peer.run("llama-completion", "-m", drover.MODEL, *asked, *placed, timeout=60)
+        done = peer.run("llama-completion", "-m", model, *asked, *placed, timeout=60)
         assert done.returncode == 0, done.stderr
     return max(relay.conversations, key=lambda conversation: len(conversation.requests))
 
@@ -130,6 +130,7 @@ def _nodes(graph: GraphCompute, tensors: dict[int, Tensor]) -> Iterator[tuple[in
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("port", type=int)
+    parser.add_argument("--model", type=Path, default=drover.MODEL)
     parser.add_argument("--prompt", default="This program is free software")
     parser.add_argument("--graph", type=int, default=0, help="0: the prompt, 1: the first token after it")
     parser.add_argument("--options", default="", help="more options of llama-completion")

@@ -1,9 +1,9 @@
 """Greedy completions asked of running servers over HTTP, and their comparison token by token.
 
 Two honest implementations may disagree where the two best tokens are all but equal; such a place is reported, and the
-comparison goes on behind it with the reference's token. How equal depends on the model: with 32-bit weights, results
-differ by no more than the order of sums. Quantized weights are multiplied with activations rounded to 8 bits, and there
-the same tiny difference now and then flips a rounding, which is a thousand times larger.
+comparison goes on behind it with the reference's token. How equal depends on the sums: where they are formed in another
+order, results differ in the last bit, and where activations are then rounded to 8 bits (for quantized weights, or into
+a quantized cache), that now and then flips a rounding, which is a thousand times larger.
 """
 
 import json
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 NEAR_TIE = 0.001
-"""Lead in log-probability up to which two tokens count as equal, for models in 32-bit floats."""
+"""Lead in log-probability up to which two tokens count as equal."""
 ROUNDED_TIE = 0.15
-"""The same where activations are rounded to 8 bits: stock llama.cpp's own two ways of multiplying quantized weights
-(repacked or not) disagree up to here on the demo model."""
+"""The same where sums are formed in another order and then rounded to 8 bits: stock llama.cpp's own two ways of
+multiplying quantized weights (repacked or not) disagree up to here on the demo model."""
 TIMEOUT = 120
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from drover.ggml import types
 from drover.ggml.tensor import Shape
-from drover.worker.devices.cpu import matmul, quantize, record, rows, weights
+from drover.worker.devices.cpu import gemm_k, matmul, quantize, record, rows, weights
 
 Array = npt.NDArray[Any]
 
@@ -271,6 +271,110 @@ def test_nothing_outside_the_result_is_written() -> None:
         assert (whole[-1] == 7).all()
 
 
+def test_half_precision_weights_keep_their_digits_in_tiles() -> None:
+    rng = np.random.default_rng(8)
+    w, values = random_weights(rng, "F16", 50, 200)
+    x = rng.standard_normal((70, 200)).astype(np.float32)
+    assert error(plain("F16", w, x), as_ggml_sees("F16", x) @ values.T) < 1e-9
+
+
+# ---- the order of sums: ggml's, to the last bit
+
+
+def in_single(x: Array) -> Array:
+    """Rounded to single precision."""
+    return x.astype(np.float32)
+
+
+def step(a: Array, b: Array, c: Array) -> Array:
+    """a · b + c rounded once; a · b of two floats is exact in double precision."""
+    return in_single(a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64))
+
+
+def k_parts(name: str, raw: Array) -> tuple[Array, ...]:
+    """d, dm [n, blocks], whole weights (scale · q) [n, blocks, 256] and minima [n, blocks, 8] of rows of K blocks."""
+    kind = types.BY_NAME[name]
+    n = len(raw)
+    ends = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 208)}[name]
+    blocks = raw.reshape(n, -1, kind.type_size)
+    d, dm = (in_single(blocks[..., at : at + 2].copy().view(np.float16)[..., 0]) for at in ends)
+    ones, zeros = np.float16(1).tobytes(), np.float16(0).tobytes()
+
+    def values(*replaced: bytes) -> Array:
+        unit = blocks.copy()
+        for at, half in zip(ends, replaced, strict=True):
+            unit[..., at : at + 2] = np.frombuffer(half, np.uint8)
+        flat = gguf.quants.dequantize(unit.reshape(-1, kind.type_size), gguf.GGMLQuantizationType[name])
+        return np.rint(flat).astype(np.int64).reshape(n, -1, 256)
+
+    if name == "Q6_K":
+        return d, dm, values(ones, ones), np.zeros((*d.shape, 8), np.int64)
+    return d, dm, values(ones, zeros), -values(zeros, ones)[..., ::32]
+
+
+def k_columns(x: Array) -> tuple[Array, Array]:
+    """Scales [m, blocks] and bytes [m, blocks, 256] of activations."""
+    blocks = x.reshape(len(x), -1, 256)
+    factor = np.float32(127) / np.abs(blocks).max(axis=2)
+    return np.float32(1) / factor, np.rint(blocks * factor[..., None]).astype(np.int64)
+
+
+def few_in_order(name: str, raw: Array, x: Array) -> Array:
+    """ggml's sums for fewer than 8 columns: eight lanes of integers over a block, then one step in floats for each."""
+    d, dm, weights_, minima = k_parts(name, raw)
+    y, q = k_columns(x)
+    if name == "Q6_K":  # q counts from 0, and what it should count from is taken away elsewhere
+        sixteenths = raw.reshape(*d.shape, -1)[..., 192:208].view(np.int8).astype(np.int64) * 32
+        weights_ = weights_ + np.repeat(sixteenths, 16, axis=2)
+    lanes = (weights_[None] * q[:, None]).reshape(len(x), *d.shape, 8, 8, 4).sum(axis=(3, 5))
+    if name == "Q6_K":
+        lanes -= (
+            (sixteenths[None] * q.reshape(*q.shape[:2], 16, 16).sum(axis=3)[:, None])
+            .reshape((*lanes.shape[:-1], 8, 2))
+            .sum(4)
+        )
+    pairs = (minima[None] * q.reshape(*q.shape[:2], 8, 32).sum(axis=3)[:, None]).reshape(*lanes.shape[:3], 4, 2).sum(4)
+    if name == "Q5_K":
+        pairs = np.concatenate([pairs.sum(axis=3, keepdims=True), np.zeros_like(pairs[..., 1:])], axis=3)
+    total, more = np.zeros((*lanes.shape[:2], 8), np.float32), np.zeros((*lanes.shape[:2], 4), np.float32)
+    for i in range(d.shape[1]):
+        scale = y[:, None, i, None]
+        total = step((scale * d[None, :, i, None]), in_single(lanes[:, :, i]), total)
+        more = step(-(scale * dm[None, :, i, None]), in_single(pairs[:, :, i]), more)
+    while total.shape[2] > 1:
+        half = total.shape[2] // 2
+        total = total[..., :half] + total[..., half:]
+    more = more[..., :2] + more[..., 2:]
+    result: Array = total[..., 0] + (more[..., 0] + more[..., 1])
+    return result
+
+
+def many_in_order(name: str, raw: Array, x: Array) -> Array:
+    """ggml's sums for 8 columns and more: whole integers over a block, then total += y · (d · sum − dm · minima)."""
+    d, dm, weights_, minima = k_parts(name, raw)
+    y, q = k_columns(x)
+    total = np.zeros((len(x), len(raw)), np.float32)
+    for i in range(d.shape[1]):
+        whole = in_single(q[:, i] @ weights_[:, i].T)
+        taken = in_single(q[:, i].reshape(-1, 8, 32).sum(axis=2) @ minima[:, i].T)
+        value = step(-dm[None, :, i], taken, d[None, :, i] * whole)
+        total = step(y[:, i, None], value, total)
+    return total
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
+def test_sums_of_k_types_are_ggmls_to_the_last_bit(name: str) -> None:
+    rng = np.random.default_rng(11)
+    for count, k in ((37, 512), (7, 768), (130, 256 * 5)):
+        w, _ = random_weights(rng, name, count, k)
+        for m in (1, 2, 3, 7, 8, 31, 32, 50):
+            x = rng.standard_normal((m, k)).astype(np.float32)
+            if m < matmul.K_TILE_COLUMNS:
+                assert (plain(name, w, x) == few_in_order(name, w, x)).all(), (count, k, m)
+            elif gemm_k.COMPILED:
+                assert (plain(name, w, x) == many_in_order(name, w, x)).all(), (count, k, m)
+
+
 # ---- another processor's kernels, in a process of their own
 
 
@@ -343,10 +447,3 @@ def test_kernels_of_other_processors(processor: str, features: str, tmp_path: Pa
 
 if __name__ == "__main__":
     check_one_column()
-
-
-def test_half_precision_weights_keep_their_digits_in_tiles() -> None:
-    rng = np.random.default_rng(8)
-    w, values = random_weights(rng, "F16", 50, 200)
-    x = rng.standard_normal((70, 200)).astype(np.float32)
-    assert error(plain("F16", w, x), as_ggml_sees("F16", x) @ values.T) < 1e-9

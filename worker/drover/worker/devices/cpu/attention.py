@@ -7,8 +7,10 @@ masked for every row counts as zeros, since what it holds may never have been wr
 the cells are split as well, and the parts joined at the end. Definition: docs/protocol.md section 6.6.
 """
 
+from numba import float32, float64
+
+from drover.worker.devices.cpu import in_order
 from drover.worker.devices.cpu.blocks import quantize
-from drover.worker.devices.cpu.in_order import NORM, add_cells
 from drover.worker.devices.cpu.norm import head_slope
 from drover.worker.devices.cpu.products import dots, multiply, transpose
 from drover.worker.devices.cpu.record import (
@@ -52,6 +54,7 @@ from drover.worker.devices.cpu.simd import (
 from drover.worker.devices.cpu.sync import barrier, take_work
 from drover.worker.devices.cpu.vector import (
     exp,
+    exp_as_libm,
     first_lane,
     greatest,
     keep,
@@ -148,7 +151,7 @@ def _tile(
     for r in range(rows):
         place = state + STATE * r
         store_f32(place, _NONE)
-        store_f32(place + NORM, 0.0)
+        store_f32(place + in_order.NORM, 0.0)
         store_f32(place + SLOPE, _row_slope(record, head * group + (first + r) % group))
         store_i32(place + LINE, _mask_line(record, group, first, r))
     k = word(record, SRC + 1) + _kv_head(record, NE1, head, kv_heads) * word(record, NB1 + 2)
@@ -162,13 +165,14 @@ def _tile(
         if not _load_mask(record, stream, head * group, group, first, rows, start, count, masks, used):
             continue
         _scores(record, k + start * word(record, NB1 + 1), rows, dk, queries, keys, narrow, scores, used)
+        _bend(param(record, SCALE), param(record, SOFTCAP), rows, scores)
         if word(record, PARAMS + AS_GGML) & IN_ORDER == 0:
-            _soften(param(record, SOFTCAP), rows, dv, scores, masks, state, result)
+            _soften(rows, dv, scores, masks, state, result)
         step = word(record, NB2 + 1)
         for i in range(0, CELLS, 16):
             _load_cells(v + (start + i) * step, step, word(record, TYPE2), dv, values + 4 * i * dv, used + 4 * i)
         if word(record, PARAMS + AS_GGML) & IN_ORDER != 0:
-            _sum_in_order(param(record, SOFTCAP), rows, dv, scores, masks, state, values, result)
+            _sum_in_order(rows, dv, scores, masks, state, values, result)
         else:
             multiply(scores, 4 * CELLS, values, 4 * dv, result, 4 * dv, count, rows, dv)
     if splits > 1:
@@ -192,8 +196,7 @@ def _kv_stream(record: int, extents: int, stream: int) -> int:
 def _load_queries(
     record: int, stream: int, head: int, group: int, first: int, rows: int, dk: int, queries: int, room: int
 ) -> None:
-    """The rows of a tile, rounded to the type of the keys if they shall be, and scaled; `room` holds a row."""
-    scale = splat_f32x16(param(record, SCALE))
+    """The rows of a tile, rounded to the type of the keys if they shall be; `room` holds a row."""
     rounds = word(record, PARAMS + AS_GGML) & ROUND_QUERIES != 0
     for r in range(rows):
         token, member = (first + r) // group, (first + r) % group
@@ -207,7 +210,7 @@ def _load_queries(
             x = load_f32x16(q + 4 * i)
             if rounds and word(record, TYPE1) == F16:
                 x = round_to_f16_f32x16(x)
-            store(target + 4 * i, x * scale)
+            store(target + 4 * i, x)
 
 
 @jit
@@ -286,12 +289,17 @@ def _scores(
 ) -> None:
     """scores = queries · keysᵀ, a line of `CELLS` for every row."""
     step, kind = word(record, NB1 + 1), word(record, TYPE1)
-    few = rows < TRANSPOSE_FROM
+    ordered = word(record, PARAMS + AS_GGML) & IN_ORDER != 0
+    few = ordered or rows < TRANSPOSE_FROM
     for i in range(0, CELLS, 16):
         lines = keys + 4 * i * dk if few else narrow
         _load_cells(k + i * step, step, kind, dk, lines, used + 4 * i)
         for r in range(rows if few else 0):
-            store(scores + 4 * (r * CELLS + i), dots(queries + 4 * r * dk, lines, 4 * dk, dk // 16))
+            query, line = queries + 4 * r * dk, scores + 4 * (r * CELLS + i)
+            if ordered:
+                in_order.dots(query, lines, 4 * dk, dk, line)
+            else:
+                store(line, dots(query, lines, 4 * dk, dk // 16))
         for j in range(0, 0 if few else dk, 16):
             transpose(narrow + 4 * j, 4 * dk, keys + 4 * (j * CELLS + i), 4 * CELLS)
     if not few:
@@ -301,19 +309,27 @@ def _scores(
 
 
 @jit
+def _bend(scale: float, cap: float, rows: int, scores: int) -> None:
+    """Scale the scores, and bend them so that none exceeds `cap` if there is one."""
+    for i in range(0, 4 * rows * CELLS, 64):
+        x = load_f32x16(scores + i) * splat_f32x16(scale)
+        if cap != 0.0:
+            x = tanh(x / splat_f32x16(cap)) * splat_f32x16(cap)
+        store(scores + i, x)
+
+
+@jit
 def _row_slope(record: int, head: int) -> float:
     return head_slope(head, word(record, PARAMS + FEW), param(record, BASE), param(record, BASE_ODD))
 
 
 @jit
-def _soften(cap: float, rows: int, dv: int, scores: int, masks: int, state: int, result: int) -> None:
+def _soften(rows: int, dv: int, scores: int, masks: int, state: int, result: int) -> None:
     """Turn scores into weights relative to the running maximum; rescale what was summed under an older one."""
     for r in range(rows):
         line, at = scores + 4 * r * CELLS, state + STATE * r
         mask = masks + 4 * CELLS * load_i32(at + LINE)
         slope = splat_f32x16(load_f32(at + SLOPE))
-        if cap != 0.0:
-            _cap(line, cap)
         s0 = fma(slope, load_f32x16(mask), load_f32x16(line))
         s1 = fma(slope, load_f32x16(mask + 64), load_f32x16(line + 64))
         s2 = fma(slope, load_f32x16(mask + 128), load_f32x16(line + 128))
@@ -330,39 +346,29 @@ def _soften(cap: float, rows: int, dv: int, scores: int, masks: int, state: int,
         store(line + 64, s1)
         store(line + 128, s2)
         store(line + 192, s3)
-        norm = load_f32(at + NORM)
+        norm = load_f32(at + in_order.NORM)
         if top > old:
-            factor = exp(splat_f32x16(old - top))
-            norm = norm * first_lane(factor)
+            factor = exp_as_libm(splat_f32x16(old - top))
+            norm = float32(norm * first_lane(factor))
             store_f32(at, top)
             for i in range(0, dv, 16):
                 place = result + 4 * (r * dv + i)
                 store(place, load_f32x16(place) * factor)
-        store_f32(at + NORM, norm + sum_lanes((s0 + s1) + (s2 + s3)))
+        # Each vector is summed in single, vectors in double precision, as ggml does.
+        total = float64(sum_lanes(s0)) + sum_lanes(s1) + sum_lanes(s2) + sum_lanes(s3)
+        store_f32(at + in_order.NORM, float32(float64(norm) + total))
 
 
 @jit
-def _sum_in_order(
-    cap: float, rows: int, dv: int, scores: int, masks: int, state: int, values: int, result: int
-) -> None:
+def _sum_in_order(rows: int, dv: int, scores: int, masks: int, state: int, values: int, result: int) -> None:
     """What `_soften` and the product do, in ggml's order and precision."""
     for r in range(rows):
         line, at = scores + 4 * r * CELLS, state + STATE * r
         mask = masks + 4 * CELLS * load_i32(at + LINE)
         slope = splat_f32x16(load_f32(at + SLOPE))
-        if cap != 0.0:
-            _cap(line, cap)
         for i in range(0, CELLS, 16):
             store(line + 4 * i, fma(slope, load_f32x16(mask + 4 * i), load_f32x16(line + 4 * i)))
-            add_cells(line + 4 * i, values + 4 * i * dv, dv, result + 4 * r * dv, at)
-
-
-@jit
-def _cap(line: int, cap: float) -> None:
-    """Bend the scores of a row so that none exceeds `cap`."""
-    for i in range(0, CELLS, 16):
-        x = load_f32x16(line + 4 * i) / splat_f32x16(cap)
-        store(line + 4 * i, tanh(x) * splat_f32x16(cap))
+            in_order.add_cells(line + 4 * i, values + 4 * i * dv, dv, result + 4 * r * dv, at)
 
 
 @jit
@@ -373,7 +379,7 @@ def _finish(
     for r in range(rows):
         token, member = (first + r) // group, (first + r) % group
         factor = splat_f32x16(
-            _share(record, head + member, load_f32(state + STATE * r), load_f32(state + STATE * r + NORM))
+            _share(record, head + member, load_f32(state + STATE * r), load_f32(state + STATE * r + in_order.NORM))
         )
         place = row_address(record, DST, NB_DST, head + member, token, stream)
         for i in range(0, dv, 16):
@@ -400,7 +406,7 @@ def _keep_part(row: int, rows: int, split: int, splits: int, dv: int, result: in
     for r in range(rows):
         place = shared + 4 * (dv + 16) * ((row + r) * splits + split)
         store_f32(place, load_f32(state + STATE * r))
-        store_f32(place + NORM, load_f32(state + STATE * r + NORM))
+        store_f32(place + in_order.NORM, load_f32(state + STATE * r + in_order.NORM))
         for i in range(0, dv, 16):
             store(place + 64 + 4 * i, load_f32x16(result + 4 * (r * dv + i)))
 
@@ -423,7 +429,7 @@ def _join(record: int, streams: int, kv_heads: int, rows: int, splits: int, shar
         place = row_address(record, DST, NB_DST, member, inner // group, stream)
         norm = 0.0
         for split in range(splits):
-            norm += load_f32(part + step * split + NORM) * _weight(load_f32(part + step * split), top)
+            norm += load_f32(part + step * split + in_order.NORM) * _weight(load_f32(part + step * split), top)
         share = splat_f32x16(_share(record, member, top, norm))
         for i in range(0, dv, 16):
             total = zero_f32x16()

@@ -50,6 +50,7 @@ from drover.worker.devices.cpu.vector import (
     param,
     row_address,
     sigmoid,
+    silu,
     sin,
     store_one,
     store_row,
@@ -196,7 +197,7 @@ def _apply(kind: int, x: Any, p: Any, q: Any, r: Any, s: Any) -> Any:
 def _named(kind: int, x: Any) -> Any:
     zero, one = splat_f32x16(0.0), splat_f32x16(1.0)
     if kind == SILU:
-        return x * sigmoid(x)
+        return silu(x)
     if kind == GELU:
         return gelu(x)
     if kind == SIGMOID:
@@ -289,7 +290,7 @@ def glu(record: int, _thread: int, threads: int, scratch: int, _shared: int, _sy
 @jit_inline
 def _gate(kind: int, x: Any, y: Any, alpha: Any, limit: Any) -> Any:
     if kind == SWIGLU:
-        return x * sigmoid(x) * y
+        return silu(x) * y
     if kind == GEGLU:
         return gelu(x) * y
     if kind == REGLU:
@@ -303,4 +304,4 @@ def _gate(kind: int, x: Any, y: Any, alpha: Any, limit: Any) -> Any:
     y = minimum(maximum(y, low), limit)
     if kind == SWIGLU_OAI:
         return x * sigmoid(alpha * x) * (y + splat_f32x16(1.0))
-    return x * sigmoid(x) * y
+    return silu(x) * y

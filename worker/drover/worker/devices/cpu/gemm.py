@@ -13,79 +13,67 @@ from numba.core.typing.templates import signature
 
 from drover.worker.devices.cpu.products import transpose
 from drover.worker.devices.cpu.simd import (
-    AVX512,
     DOT_BF16,
     F32,
     FEATURES,
-    I8,
     I16,
     I64,
     bf16x32,
     broadcast,
-    call,
-    constant,
     emits,
     emits_for,
     f32,
     f32x16,
     fused,
-    halves,
-    i16x32,
     i64,
     jit,
     jit_inline,
-    joined,
     load_i8x64,
-    narrow_bf16,
     narrow_f16,
     read,
     shuffle,
     store,
-    store_i8,
-    store_i16,
     void,
     widen_f16,
     write,
     zero_i32x16,
 )
+from drover.worker.devices.cpu.tiles import (
+    TILE_BYTES,
+    TILES,
+    load_tile,
+    multiply_tiles,
+    store_results,
+    write_results,
+    zero_results,
+)
 from drover.worker.devices.cpu.weights import (
     F16_ID,
     F32_ID,
-    Q2_K,
-    Q3_K,
     Q4_0,
     Q4_1,
-    Q4_K,
     Q5_0,
     Q5_1,
-    Q5_K,
     Q8_0,
     block_bytes,
     clear,
     copy,
     decode_iq4_nl,
-    decode_q2_k,
-    decode_q3_k,
     decode_q4_0,
     decode_q4_1,
-    decode_q4_k,
     decode_q5_0,
     decode_q5_1,
-    decode_q5_k,
-    decode_q6_k,
     decode_q8_0,
     has_constants,
     is_float,
-    is_k,
     offset_of,
 )
 
-COMPILED: Final = AVX512 and DOT_BF16 and {"amx-tile", "amx-bf16"} <= FEATURES
-"""Whether the processor has the tile instructions; the system must still permit them."""
+COMPILED: Final = TILES and DOT_BF16 and "amx-bf16" in FEATURES
+"""Whether the processor has the instructions; the system must still permit them."""
 
 _PANEL_BYTES: Final = 1 << 19
 _PANEL_ROWS: Final = 128
-_TILE: Final = 1024
 _TAIL: Final = 6144
 _ROOM: Final = 8192
 """A thread's scratch: five tiles, the tail of a row from `_TAIL` on, the panel from `_ROOM` on."""
@@ -93,8 +81,7 @@ _ROOM: Final = 8192
 
 def panel_scratch(kind: int, k: int) -> int:
     """Bytes of scratch that a thread needs for rows of k weights."""
-    width = int(padded(kind, k))
-    return int(_ROOM + panel_rows(width, 1 << 30, 1) * width * 2)
+    return int(_ROOM + panel_rows(kind, k, 1 << 30, 1) * padded(kind, k) * 2)
 
 
 @jit
@@ -112,14 +99,14 @@ def parts(kind: int) -> int:
 @jit
 def padded(kind: int, k: int) -> int:
     """How many bfloats a panel holds of a row of k weights of this type."""
-    unit = 32 if is_float(kind) else (256 if is_k(kind) else 128)
+    unit = 32 if is_float(kind) else 128
     return (k + unit - 1) // unit * unit * parts(kind)
 
 
 @jit
-def panel_rows(width: int, rows: int, threads: int) -> int:
-    """Rows of a panel of `width` bfloats: it fits half the second-level cache, and there is work for every thread."""
-    most = min(_PANEL_ROWS, _PANEL_BYTES // (2 * width))
+def panel_rows(kind: int, k: int, rows: int, threads: int) -> int:
+    """Rows of a panel: it fits half the second-level cache, and there is work for every thread."""
+    most = min(_PANEL_ROWS, _PANEL_BYTES // (2 * padded(kind, k)))
     fair = (rows + 2 * threads - 1) // (2 * threads)
     return max(32, min(most, fair) // 32 * 32)
 
@@ -127,50 +114,14 @@ def panel_rows(width: int, rows: int, threads: int) -> int:
 # ---- instructions
 
 
-@emits(void, i64)
-def _configure(b: Any, a: Any) -> None:
-    if COMPILED:
-        call(b, "llvm.x86.ldtilecfg", ir.VoidType(), b.inttoptr(a, I8.as_pointer()))
-
-
-@emits(void)
-def release(b: Any) -> None:
-    """Give the tile registers back, which makes context switches cheaper."""
-    if COMPILED:
-        call(b, "llvm.x86.tilerelease", ir.VoidType())
-
-
-def _zero(b: Any, tile: int) -> None:
-    call(b, "llvm.x86.tilezero", ir.VoidType(), I8(tile))
-
-
-def _load_tile(b: Any, tile: int, a: Any) -> None:
-    call(b, "llvm.x86.tileloadd64", ir.VoidType(), I8(tile), b.inttoptr(a, I8.as_pointer()), I64(64))
-
-
-def _multiply(b: Any, c: int, x: int, y: int) -> None:
-    call(b, "llvm.x86.tdpbf16ps", ir.VoidType(), I8(c), I8(x), I8(y))
-
-
-def _store_tile(b: Any, tile: int, a: Any) -> None:
-    call(b, "llvm.x86.tilestored64", ir.VoidType(), I8(tile), b.inttoptr(a, I8.as_pointer()), I64(64))
-
-
-@emits(void)
-def _zero_tiles(b: Any) -> None:
-    if COMPILED:
-        for tile in range(4):
-            _zero(b, tile)
-
-
 @emits(void, i64, i64, i64, i64)
 def _step_wide(b: Any, w0: Any, w1: Any, x0: Any, x1: Any) -> None:
     """32 rows by 32 columns: tiles 0 to 3 += weights 4, 5 times activations 6, 7."""
     if COMPILED:
         for tile, a in ((4, w0), (6, x0), (5, w1), (7, x1)):
-            _load_tile(b, tile, a)
+            load_tile(b, tile, a)
         for c, w, x in ((0, 4, 6), (2, 5, 6), (1, 4, 7), (3, 5, 7)):
-            _multiply(b, c, w, x)
+            multiply_tiles(b, "tdpbf16ps", c, w, x)
 
 
 @emits(void, i64, i64, i64)
@@ -178,16 +129,9 @@ def _step_narrow(b: Any, w0: Any, w1: Any, x0: Any) -> None:
     """32 rows by 16 columns: tiles 0 and 2."""
     if COMPILED:
         for tile, a in ((4, w0), (6, x0), (5, w1)):
-            _load_tile(b, tile, a)
+            load_tile(b, tile, a)
         for c, w in ((0, 4), (2, 5)):
-            _multiply(b, c, w, 6)
-
-
-@emits(void, i64)
-def _store_tiles(b: Any, a: Any) -> None:
-    if COMPILED:
-        for tile in range(4):
-            _store_tile(b, tile, b.add(a, I64(_TILE * tile)))
+            multiply_tiles(b, "tdpbf16ps", c, w, 6)
 
 
 def _store_bf16(b: Any, a: Any, low: Any, high: Any) -> None:
@@ -219,7 +163,7 @@ def _weights_of_f16(b: Any, source: Any, out: Any) -> None:
     if DOT_BF16:
         first, second = _two_parts(b, _halves(b, source))
         for i, part in enumerate((first, first, second)):
-            write(b, b.add(out, I64(_TILE * i)), part)
+            write(b, b.add(out, I64(TILE_BYTES * i)), part)
 
 
 def _activations(halves16: bool) -> Any:
@@ -235,7 +179,7 @@ def _activations(halves16: bool) -> Any:
             x = shuffle(b, pair[0], range(32), pair[1])
         first, second = _two_parts(b, x)
         for i, part in enumerate((first, second, first)):
-            write(b, b.add(out, I64(_TILE * i)), part)
+            write(b, b.add(out, I64(TILE_BYTES * i)), part)
 
     split.__name__ = f"split_f{16 if halves16 else 32}"
     return emits(void, i64, i64)(split)
@@ -259,49 +203,14 @@ def _bytes_f32(b: Any, q: Any, sixteenth: int) -> Any:
     return b.uitofp(part, f32x16.ir)
 
 
-@emits_for(lambda block, out: signature(void, block, i64), 2)
-def _expand_k(b: Any, block: Any, out: Any) -> None:
-    """A K block as bfloats: eight rows of tiles, 1 KiB apart."""
-    scales, taken, d = b.extract_value(block, 10), b.extract_value(block, 9), b.extract_value(block, 8)
-    s = b.fmul(b.sitofp(scales, f32x16.ir), broadcast(b, d, 16))
-    for i in range(8):
-        q = b.extract_value(block, i // 2)
-        pair = [fused(b, _bytes_f32(b, q, h % 4), _lane(b, s, h), _lane(b, taken, h)) for h in (2 * i, 2 * i + 1)]
-        _store_bf16(b, b.add(out, I64(_TILE * i)), *pair)
-
-
-def _by_table(values: int) -> Any:
-    def expand(b: Any, block: Any, out: Any) -> None:
-        """Like `_expand_k`, for few values in 32 elements of one scale: a table of them, and bytes to pick from it."""
-        scales, taken, d = b.extract_value(block, 10), b.extract_value(block, 9), b.extract_value(block, 8)
-        s = b.fmul(b.sitofp(scales, f32x16.ir), broadcast(b, d, 16))
-        for i in range(8):
-            factor, start = _lane(b, s, 2 * i), _lane(b, taken, 2 * i)
-            low = fused(b, constant(f32x16, [float(v) for v in range(16)]), factor, start)
-            high = low
-            if values > 16:
-                high = fused(b, constant(f32x16, [float(v) for v in range(16, 32)]), factor, start)
-            table = narrow_bf16(b, joined(b, low, high))
-            picks = b.zext(halves(b, b.extract_value(block, i // 2))[i % 2], i16x32.ir)
-            if COMPILED:
-                picked = call(b, "llvm.x86.avx512.permvar.hi.512", i16x32.ir, table, picks)
-                write(b, b.add(out, I64(_TILE * i)), picked)
-
-    expand.__name__ = f"expand_by_table_{values}"
-    return emits_for(lambda block, out: signature(void, block, i64), 2)(expand)
-
-
-_expand_by_16, _expand_by_32 = _by_table(16), _by_table(32)
-
-
 @emits_for(lambda block, offset, constants, out: signature(void, block, f32, f32, i64), 4)
 def _expand_fours(b: Any, block: Any, offset: Any, constants: Any, out: Any) -> None:
-    """Four blocks of 32, like `_expand_k`; bytes count from `offset`; `constants` is 1 where there are any."""
+    """Four blocks of 32 as bfloats: a line of four tiles; `constants` is 1 where there are any."""
     low, high, d, m = (b.extract_value(block, i) for i in range(4))
     m = b.fsub(b.fmul(m, broadcast(b, constants, 16)), b.fmul(d, broadcast(b, offset, 16)))
     for i in range(4):
         pair = [fused(b, _bytes_f32(b, u, i), _lane(b, d, 4 * i), _lane(b, m, 4 * i)) for u in (low, high)]
-        _store_bf16(b, b.add(out, I64(_TILE * i)), *pair)
+        _store_bf16(b, b.add(out, I64(TILE_BYTES * i)), *pair)
 
 
 # ---- weights into a panel
@@ -315,21 +224,6 @@ def _expand(kind: int, w: int, row: int, rows: int, k: int, out: int, tail: int)
     """
     if is_float(kind):
         _expand_floats(kind, w, row, rows, k, out, tail)
-    elif is_k(kind):
-        for i in range(k // 256):
-            for r in range(rows):
-                a = w + r * row + i * block_bytes(kind)
-                at = out + i * 8 * _TILE + r * 64
-                if kind == Q4_K:
-                    _expand_by_16(decode_q4_k(a), at)
-                elif kind == Q5_K:
-                    _expand_by_32(decode_q5_k(a), at)
-                elif kind == Q2_K:
-                    _expand_k(decode_q2_k(a), at)
-                elif kind == Q3_K:
-                    _expand_k(decode_q3_k(a), at)
-                else:
-                    _expand_k(decode_q6_k(a), at)
     else:
         _expand_blocks(kind, w, row, rows, k, out, tail)
 
@@ -360,7 +254,7 @@ def _expand_blocks(kind: int, w: int, row: int, rows: int, k: int, out: int, tai
                 block = decode_q5_1(a)
             else:
                 block = decode_iq4_nl(a)
-            _expand_fours(block, offset, constants, out + i * 4 * _TILE + r * 64)
+            _expand_fours(block, offset, constants, out + i * 4 * TILE_BYTES + r * 64)
 
 
 @jit
@@ -371,16 +265,16 @@ def _expand_floats(kind: int, w: int, row: int, rows: int, k: int, out: int, tai
     for r in range(rows):
         if kind == F16_ID:
             for i in range(whole):
-                _weights_of_f16(w + r * row + i * 64, out + 3 * i * _TILE + r * 64)
+                _weights_of_f16(w + r * row + i * 64, out + 3 * i * TILE_BYTES + r * 64)
         else:
             for i in range(whole):
-                store(out + i * _TILE + r * 64, load_i8x64(w + r * row + i * 64))
+                store(out + i * TILE_BYTES + r * 64, load_i8x64(w + r * row + i * 64))
         if k % 32 > 0:
             copy(w + r * row + whole * 32 * size, tail, k % 32 * size)
             if kind == F16_ID:
-                _weights_of_f16(tail, out + 3 * whole * _TILE + r * 64)
+                _weights_of_f16(tail, out + 3 * whole * TILE_BYTES + r * 64)
             else:
-                store(out + whole * _TILE + r * 64, load_i8x64(tail))
+                store(out + whole * TILE_BYTES + r * 64, load_i8x64(tail))
 
 
 # ---- activations into tiles of pairs
@@ -388,29 +282,19 @@ def _expand_floats(kind: int, w: int, row: int, rows: int, k: int, out: int, tai
 
 @jit
 def pack(
-    kind: int,
-    tid: int,
-    nth: int,
-    x: int,
-    x_kind: int,
-    step: int,
-    columns: int,
-    k: int,
-    padded: int,
-    out: int,
-    scratch: int,
+    kind: int, tid: int, nth: int, x: int, x_kind: int, step: int, columns: int, k: int, out: int, scratch: int
 ) -> None:
     """This thread's share of the columns at x, `step` bytes apart, to tiles of 16 columns; zeros pad both ways."""
     room = scratch + _TAIL
-    n = parts(kind)
+    n, width = parts(kind), padded(kind, k)
     for tile in range(tid, (columns + 31) // 32 * 2, nth):
         first = tile * 16
-        at = out + first * padded * 2
-        for group in range(padded // (32 * n)):
+        at = out + first * width * 2
+        for group in range(width // (32 * n)):
             for column in range(16):
                 if first + column >= columns or group * 32 >= k:
                     for i in range(n):
-                        store(scratch + i * _TILE + 64 * column, zero_i32x16())
+                        store(scratch + i * TILE_BYTES + 64 * column, zero_i32x16())
                 else:
                     source = x + (first + column) * step
                     left = k - group * 32
@@ -419,7 +303,7 @@ def pack(
                     else:
                         _pack_group(F32_ID, n, source + group * 128, left, scratch + 64 * column, room)
             for i in range(n):
-                transpose(scratch + i * _TILE, 64, at + (group * n + i) * _TILE, 64)
+                transpose(scratch + i * TILE_BYTES, 64, at + (group * n + i) * TILE_BYTES, 64)
 
 
 @jit_inline
@@ -443,51 +327,29 @@ def _pack_group(kind: int, n: int, source: int, left: int, out: int, room: int) 
 
 
 @jit
-def configure(scratch: int) -> None:
-    """Every tile 16 rows of 64 bytes; `scratch` is where the configuration is written."""
-    clear(scratch, 64)
-    store_i8(scratch, 1)
-    for tile in range(8):
-        store_i16(scratch + 16 + 2 * tile, 64)
-        store_i8(scratch + 48 + tile, 16)
-    _configure(scratch)
-
-
-@jit
 def multiply_panel(
-    kind: int, w: int, row: int, rows: int, k: int, padded: int, x: int, columns: int, out: int, step: int, scratch: int
+    kind: int, w: int, row: int, rows: int, k: int, x: int, columns: int, out: int, step: int, scratch: int
 ) -> None:
     """`rows` rows of weights, `row` bytes apart, times packed columns; a column of results every `step` bytes."""
     panel = scratch + _ROOM
-    groups = padded // 32
+    width = padded(kind, k)
+    groups = width // 32
     for r in range(0, rows, 16):
-        _expand(kind, w + r * row, row, min(16, rows - r), k, panel + r * padded * 2, scratch + _TAIL)
+        _expand(kind, w + r * row, row, min(16, rows - r), k, panel + r * width * 2, scratch + _TAIL)
     for c in range(0, columns, 32):
-        x0 = x + c * padded * 2
+        x0 = x + c * width * 2
         for r in range(0, rows, 32):
-            w0 = panel + r * padded * 2
-            _zero_tiles()
+            w0 = panel + r * width * 2
+            zero_results()
             if columns - c <= 16:
                 for g in range(groups):
-                    at = g * _TILE
-                    _step_narrow(w0 + at, w0 + groups * _TILE + at, x0 + at)
+                    at = g * TILE_BYTES
+                    _step_narrow(w0 + at, w0 + groups * TILE_BYTES + at, x0 + at)
             else:
                 for g in range(groups):
-                    at = g * _TILE
-                    far = groups * _TILE + at
+                    at = g * TILE_BYTES
+                    far = groups * TILE_BYTES + at
                     _step_wide(w0 + at, w0 + far, x0 + at, x0 + far)
-            _store_tiles(scratch)
-            _write_block(scratch, min(32, rows - r), min(32, columns - c), out + c * step + 4 * r, step)
-
-
-@jit
-def _write_block(tiles: int, rows: int, columns: int, out: int, step: int) -> None:
-    """Four result tiles (rows by columns) to columns `step` bytes apart; tiles over the edge go by way of scratch."""
-    for i in range(4):
-        r, c = i // 2 * 16, i % 2 * 16
-        if rows >= r + 16 and columns >= c + 16:
-            transpose(tiles + i * _TILE, 64, out + c * step + 4 * r, step)
-        elif rows > r and columns > c:
-            transpose(tiles + i * _TILE, 64, tiles + 4 * _TILE, 64)
-            for column in range(min(16, columns - c)):
-                copy(tiles + 4 * _TILE + 64 * column, out + (c + column) * step + 4 * r, 4 * min(16, rows - r))
+            store_results(scratch)
+            at = out + c * step + 4 * r
+            write_results(scratch, min(32, rows - r), min(32, columns - c), at, step, scratch + 4 * TILE_BYTES)

@@ -1,38 +1,32 @@
 """MUL_MAT: dst(n, m, p, q) = sum over k of a(k, n, p / r2, q / r3) b(k, m, p, q); docs/protocol.md section 6.5.
 
-Few columns go through the row kernels, in ggml's own arithmetic; many through tiles, where the processor has them.
+Few columns go through the row kernels, many through tiles, where the processor has them. With K types both add up in
+ggml's order, and results are equal to the last bit; the tiles of the other types multiply with unrounded activations.
 Every thread of a program calls `mul_mat` with the same record; a barrier follows it, and one stands inside it.
 """
 
-from typing import Any, Final
-
-from numba.core import types
+from typing import Final
 
 from drover.ggml.ops import Op
 from drover.ggml.tensor import Shape
-from drover.worker.devices.cpu import gemm
-from drover.worker.devices.cpu.gemm import configure, multiply_panel, pack, packed_bytes, padded, panel_rows, release
+from drover.worker.devices.cpu import gemm, gemm_k
 from drover.worker.devices.cpu.quantize import column_bytes, form_of, prepare, stride_of
 from drover.worker.devices.cpu.record import COUNTER, DST, NB0, NB1, NB_DST, NE0, NE1, PARAMS, SRC, TYPE0, TYPE1
 from drover.worker.devices.cpu.rows import TAIL_BYTES, times_columns
 from drover.worker.devices.cpu.simd import atomic_add, jit
 from drover.worker.devices.cpu.sync import barrier
+from drover.worker.devices.cpu.tiles import configure, permitted, release
 from drover.worker.devices.cpu.vector import word
-from drover.worker.devices.cpu.weights import F16_ID, F32_ID, TYPES
+from drover.worker.devices.cpu.weights import F16_ID, F32_ID, TYPES, is_k
 from drover.worker.devices.device import Node
 
 TILE_COLUMNS: Final = 32
 """From this many columns on, tiles: about where they overtake the row kernels."""
+K_TILE_COLUMNS: Final = 8
+"""The same for K types: where ggml forms whole sums of blocks, as the tiles do."""
 _MOST_ROWS: Final = 64
 """Rows that a thread claims at a time."""
-_ARCH_PRCTL: Final = 158
-_REQUEST_PERMISSION: Final = 0x1023
-_TILE_DATA: Final = 18
-"""The system call that allows a process the tile registers, and its arguments."""
 _PRECISION_F32: Final = 10
-
-
-_syscall: Any = types.ExternalFunction("syscall", types.int64(types.int64, types.int64, types.int64))
 
 
 def supported(node: Node) -> bool:
@@ -53,31 +47,33 @@ def supported(node: Node) -> bool:
 
 def scratch_bytes(kind: int, ne0: Shape) -> int:
     """Bytes that each thread needs for operands of these shapes."""
-    return max(TAIL_BYTES + 2 * column_bytes(ne0[0]), gemm.panel_scratch(kind, ne0[0]))
+    panel = gemm_k.panel_scratch(ne0[0]) if is_k(kind) else gemm.panel_scratch(kind, ne0[0])
+    return max(TAIL_BYTES + 2 * column_bytes(ne0[0]), panel)
 
 
 def shared_bytes(kind: int, ne0: Shape, ne1: Shape) -> int:
     """Bytes that all threads share for operands of these shapes."""
     batches = ne1[2] * ne1[3]
-    packed = gemm.packed_bytes(kind, ne0[0], ne1[1]) if ne1[1] >= TILE_COLUMNS else 0
+    packed = gemm_k.packed_bytes(ne0[0], ne1[1]) if is_k(kind) else gemm.packed_bytes(kind, ne0[0], ne1[1])
     return int(batches * max(column_bytes(ne0[0]) * ne1[1], packed))
 
 
 @jit
 def mul_mat(record: int, tid: int, nth: int, scratch: int, shared: int, sync: int) -> None:
     """Execute one record; `scratch` is this thread's alone, `shared` all threads', sized by the functions above."""
-    kind, columns = word(record, TYPE0), word(record, NE1 + 1)
-    exact = kind == F32_ID or (kind == F16_ID and word(record, PARAMS) == _PRECISION_F32)
-    if gemm.COMPILED and columns >= TILE_COLUMNS and not exact and _tiles_permitted():
+    if _takes_tiles(record) and permitted():
         _by_tiles(record, tid, nth, scratch, shared, sync)
     else:
         _by_rows(record, tid, nth, scratch, shared, sync)
 
 
 @jit
-def _tiles_permitted() -> bool:
-    """Ask for the tile registers; a call that has no effect but the first time."""
-    return _syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+def _takes_tiles(record: int) -> bool:
+    kind, columns = word(record, TYPE0), word(record, NE1 + 1)
+    if is_k(kind):
+        return gemm_k.COMPILED and columns >= K_TILE_COLUMNS
+    exact = kind == F32_ID or (kind == F16_ID and word(record, PARAMS) == _PRECISION_F32)
+    return gemm.COMPILED and columns >= TILE_COLUMNS and not exact
 
 
 @jit
@@ -148,16 +144,21 @@ def _by_tiles(record: int, tid: int, nth: int, scratch: int, shared: int, sync: 
     kind, k, rows = word(record, TYPE0), word(record, NE0), word(record, NE0 + 1)
     columns, heads, outer = word(record, NE1 + 1), word(record, NE1 + 2), word(record, NE1 + 3)
     ratio2, ratio3 = heads // word(record, NE0 + 2), outer // word(record, NE0 + 3)
-    width = padded(kind, k)
-    batch = packed_bytes(kind, k, columns)
+    k_type = is_k(kind)
+    batch = gemm_k.packed_bytes(k, columns) if k_type else gemm.packed_bytes(kind, k, columns)
     for i in range(heads * outer):
         x = _column(record, 0, i % heads, i // heads)
-        x_kind, step = word(record, TYPE1), word(record, NB1 + 1)
-        pack(kind, tid, nth, x, x_kind, step, columns, k, width, shared + i * batch, scratch)
+        x_kind, x_step, place = word(record, TYPE1), word(record, NB1 + 1), shared + i * batch
+        if k_type:
+            gemm_k.pack(tid, nth, x, x_kind, x_step, columns, k, place, scratch)
+        else:
+            gemm.pack(kind, tid, nth, x, x_kind, x_step, columns, k, place, scratch)
     barrier(sync, nth)
     configure(scratch)
-    most = panel_rows(width, rows * heads * outer, nth)
+    all_rows = rows * heads * outer
+    most = gemm_k.panel_rows(k, all_rows, nth) if k_type else gemm.panel_rows(kind, k, all_rows, nth)
     panels = (rows + most - 1) // most
+    row, step = word(record, NB0 + 1), word(record, NB_DST + 1)
     while True:
         item = atomic_add(record + 8 * COUNTER, 1)
         if item >= panels * heads * outer:
@@ -165,19 +166,11 @@ def _by_tiles(record: int, tid: int, nth: int, scratch: int, shared: int, sync: 
         first, i = item % panels * most, item // panels
         p, q = i % heads, i // heads
         w = word(record, SRC) + p // ratio2 * word(record, NB0 + 2) + q // ratio3 * word(record, NB0 + 3)
-        out = word(record, DST) + p * word(record, NB_DST + 2) + q * word(record, NB_DST + 3)
-        row = word(record, NB0 + 1)
-        multiply_panel(
-            kind,
-            w + first * row,
-            row,
-            min(most, rows - first),
-            k,
-            width,
-            shared + i * batch,
-            columns,
-            out + 4 * first,
-            word(record, NB_DST + 1),
-            scratch,
-        )
+        w += first * row
+        out = word(record, DST) + p * word(record, NB_DST + 2) + q * word(record, NB_DST + 3) + 4 * first
+        some = min(most, rows - first)
+        if k_type:
+            gemm_k.multiply_panel(kind, w, row, some, k, shared + i * batch, columns, out, step, scratch)
+        else:
+            gemm.multiply_panel(kind, w, row, some, k, shared + i * batch, columns, out, step, scratch)
     release()

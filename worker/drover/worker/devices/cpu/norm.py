@@ -4,6 +4,11 @@ Rows are contiguous inside, anything outside. Every kernel may work in place. Fo
 and 6.6.
 """
 
+import math
+from typing import Any
+
+from numba import float32
+
 from drover.worker.devices.cpu.record import (
     DST,
     F32,
@@ -18,6 +23,7 @@ from drover.worker.devices.cpu.record import (
     TYPE1,
 )
 from drover.worker.devices.cpu.simd import (
+    add_products,
     fma,
     jit,
     load_f32,
@@ -29,6 +35,7 @@ from drover.worker.devices.cpu.simd import (
     store_i32,
     sum_lanes,
     zero_f32x16,
+    zero_f64x16,
 )
 from drover.worker.devices.cpu.sync import portion, take_work
 from drover.worker.devices.cpu.vector import exp, greatest, keep, load_row, param, row_address, store_row, word
@@ -65,16 +72,14 @@ def _norm_row(kind: int, x: int, y: int, weight: int, count: int, epsilon: float
     mean = splat_f32x16(0.0)
     if kind == MEAN_AND_VARIANCE:
         mean = splat_f32x16(_row_sum(x, count) / count)
-    squares, more = zero_f32x16(), zero_f32x16()
-    whole = count - count % 32
-    for i in range(0, whole, 32):
-        a, b = load_f32x16(x + 4 * i) - mean, load_f32x16(x + 4 * i + 64) - mean
-        squares, more = fma(a, a, squares), fma(b, b, more)
-    for i in range(whole, count, 16):
-        a = keep(load_f32x16(x + 4 * i) - mean, count - i, 0.0)
-        squares = fma(a, a, squares)
-    energy = sum_lanes(squares + more)
-    scale = splat_f32x16(_norm_scale(kind, energy, count, epsilon))
+    squares, whole = zero_f64x16(), count - count % 16
+    for i in range(0, whole, 16):
+        a = load_f32x16(x + 4 * i) - mean
+        squares = add_products(a, a, squares)
+    if whole < count:
+        a = keep(load_f32x16(x + 4 * whole) - mean, count - whole, 0.0)
+        squares = add_products(a, a, squares)
+    scale = splat_f32x16(_norm_scale(kind, sum_lanes(squares), count, epsilon))
     for i in range(0, count, 16):
         value = (load_f32x16(x + 4 * i) - mean) * scale
         if weight != 0:
@@ -83,10 +88,11 @@ def _norm_row(kind: int, x: int, y: int, weight: int, count: int, epsilon: float
 
 
 @jit
-def _norm_scale(kind: int, energy: float, count: int, epsilon: float) -> float:
+def _norm_scale(kind: int, energy: float, count: int, epsilon: float) -> Any:
+    """The factor of a row, from its energy in double precision; every step is rounded as ggml rounds it."""
     if kind == L2:
-        return 1.0 / max(energy**0.5, epsilon)
-    return 1.0 / (energy / count + epsilon) ** 0.5
+        return float32(1.0) / float32(max(math.sqrt(float32(energy)), epsilon))
+    return float32(1.0) / float32(math.sqrt(float32(float32(energy / count) + epsilon)))
 
 
 @jit

@@ -13,6 +13,7 @@ from drover.worker.devices.cpu.simd import (
     DOT_BF16,
     F32,
     I32,
+    I64,
     absolute,
     call,
     constant,
@@ -21,14 +22,16 @@ from drover.worker.devices.cpu.simd import (
     f32,
     i8x16,
     i8x64,
+    i16x8,
+    i16x16,
     i32x16,
     i64,
     jit,
+    joined,
     load_f16,
     load_f16_f32x16,
     load_f32,
     load_f32x16,
-    load_i32x16,
     max_lanes,
     maximum,
     nearest,
@@ -41,7 +44,6 @@ from drover.worker.devices.cpu.simd import (
     store,
     store_bf16_f32x16,
     store_f32,
-    to_f32,
     to_i8,
     to_i32,
     void,
@@ -55,8 +57,12 @@ FOURS: Final = 1
 FLOATS: Final = 2
 BFLOATS: Final = 3
 
-K_UNIT: Final = 384
-"""Bytes: scale (f32) at 0, sixteen scaled sums of 16 elements (f32) at 64, 256 signed bytes at 128."""
+K_UNIT: Final = 320
+"""Bytes: a head, and 256 signed bytes at 64."""
+SUMS_OF_16: Final = 0
+SUMS_OF_32: Final = 32
+K_SCALE: Final = 48
+"""Of the head: sixteen and eight sums of elements (i16), and the scale (f32)."""
 FOUR_UNIT: Final = 320
 """Bytes: scales of four blocks (f32, four times each) at 0, corrections for the offset of the weights (i32) at 64, the
 first halves of the blocks at 128, the second halves at 192, and scaled sums (f32, one and three zeros each) at 256."""
@@ -142,12 +148,20 @@ def _sums_of_four(b: Any, a: Any) -> Any:
     return dot_bytes(b, constant(i32x16, 0), constant(i8x64, 1), read(b, a, i8x64.ir))
 
 
-@emits(void, i64, i32x16)
-def _store_sums_of_16(b: Any, a: Any, fours: Any) -> None:
-    """Four sums of 16 as integers."""
-    low = b.add(shuffle(b, fours, [0, 4, 8, 12]), shuffle(b, fours, [1, 5, 9, 13]))
-    high = b.add(shuffle(b, fours, [2, 6, 10, 14]), shuffle(b, fours, [3, 7, 11, 15]))
-    write(b, a, b.add(low, high))
+@emits(void, i64)
+def _store_sums(b: Any, unit: Any) -> None:
+    """The sums that the head of a K unit keeps, from its bytes."""
+    ones = constant(i8x64, 1)
+    sums = []
+    for j in range(4):
+        elements = read(b, b.add(unit, I64(64 + 64 * j)), i8x64.ir)
+        fours = dot_bytes(b, constant(i32x16, 0), ones, elements)
+        pairs = b.add(shuffle(b, fours, range(0, 16, 2)), shuffle(b, fours, range(1, 16, 2)))
+        sums.append(b.add(shuffle(b, pairs, range(0, 8, 2)), shuffle(b, pairs, range(1, 8, 2))))
+    all_ = joined(b, joined(b, *sums[:2]), joined(b, *sums[2:]))
+    write(b, b.add(unit, I64(SUMS_OF_16)), b.trunc(all_, i16x16.ir))
+    wide = b.add(shuffle(b, all_, range(0, 16, 2)), shuffle(b, all_, range(1, 16, 2)))
+    write(b, b.add(unit, I64(SUMS_OF_32)), b.trunc(wide, i16x8.ir))
 
 
 @emits(f32, i64)
@@ -170,13 +184,11 @@ def _quantize_k(x: int, k: int, out: int) -> None:
         if largest > 0:
             factor = numba.float32(127) / largest
             d = numba.float32(1) / factor
-        store_f32(out, d)
         factors = splat_f32x16(factor)
         for j in range(16):
-            store(out + 128 + 16 * j, to_i8(to_i32(nearest(load_f32x16(x + 64 * j) * factors))))
-        for j in range(4):
-            _store_sums_of_16(out + 64 + 16 * j, _sums_of_four(out + 128 + 64 * j))
-        store(out + 64, to_f32(load_i32x16(out + 64)) * splat_f32x16(d))
+            store(out + 64 + 16 * j, to_i8(to_i32(nearest(load_f32x16(x + 64 * j) * factors))))
+        _store_sums(out)
+        store_f32(out + K_SCALE, d)
         x += 1024
         out += K_UNIT
 

@@ -1,13 +1,14 @@
 """Rotary position embedding: the angles of a token are computed once and serve all its heads.
 
-Angles are multiplied up in single precision, pair after pair, as ggml does it, so that long contexts agree. Formulas:
-docs/protocol.md section 6.6.
+Angles are multiplied up in single precision, pair after pair, and their sine and cosine are the C library's, as in
+ggml: results agree to the last bit. Formulas: docs/protocol.md section 6.6.
 """
 
 from typing import Any
 
 from llvmlite import ir
 from numba import float32
+from numba.core import types
 
 from drover.worker.devices.cpu.record import DST, EXTRA, F32, NB0, NB_DST, NE_DST, PARAMS, SRC, TYPE0
 from drover.worker.devices.cpu.simd import (
@@ -23,9 +24,10 @@ from drover.worker.devices.cpu.simd import (
     store,
     store_f32,
     where_greater,
+    zero_f32x16,
 )
 from drover.worker.devices.cpu.sync import portion, take_work
-from drover.worker.devices.cpu.vector import cos, load_row, move, param, row_address, sin, store_row, word
+from drover.worker.devices.cpu.vector import load_row, move, param, row_address, store_row, word
 
 # Words of a ROPE record (EXTRA: what a fourth operand would occupy).
 PAIRS, MODE, OFFSET, ROTATED = PARAMS, PARAMS + 1, PARAMS + 2, PARAMS + 3
@@ -34,6 +36,9 @@ SECTIONS = EXTRA
 SCALE_STEP, MAGNITUDE, SIGN = 4, 5, 6
 # And from EXTRA + 4, as floats.
 FREQ_SCALE, EXT_FACTOR, LOW, SPAN = range(4)
+
+_cosf: Any = types.ExternalFunction("cosf", types.float32(types.float32))
+_sinf: Any = types.ExternalFunction("sinf", types.float32(types.float32))
 
 _MROPE, _VISION, _IMROPE = 8, 24, 40
 
@@ -77,8 +82,13 @@ def _angles(record: int, token: int, tokens: int, pairs: int, table: int) -> Non
             ramp = where_greater(ramp, one, one, where_greater(zero, ramp, zero, ramp))
             mix = (one - ramp) * splat_f32x16(ext_factor)
             angle = fma(theta, mix, angle * (one - mix))
-        store(table + 4 * i, cos(angle) * magnitude)
-        store(table + room + 4 * i, sin(angle) * signed)
+        store(table + 4 * i, angle)
+        for k in range(i, min(i + 16, pairs)):
+            theta_k = load_f32(table + 4 * k)
+            store_f32(table + 4 * k, _cosf(theta_k))
+            store_f32(table + room + 4 * k, _sinf(theta_k))
+        store(table + 4 * i, load_f32x16(table + 4 * i) * magnitude)
+        store(table + room + 4 * i, load_f32x16(table + room + 4 * i) * signed)
 
 
 @jit
@@ -156,14 +166,14 @@ def _rotate(record: int, x: int, y: int, pairs: int, table: int) -> None:
         if adjacent:
             low, high = load_row(x + 2 * k * size, kind), load_row(x + (2 * k + 16) * size, kind)
             a, b = evens(low, high), odds(low, high)
-            turned_a, turned_b = a * c - b * s, a * s + b * c
+            turned_a, turned_b = fma(a, c, zero_f32x16() - b * s), fma(a, s, b * c)
             store_row(y + 2 * k * size, kind, weave_low(turned_a, turned_b), 2 * left)
             if left > 8:
                 store_row(y + (2 * k + 16) * size, kind, weave_high(turned_a, turned_b), 2 * left - 16)
         else:
             a, b = load_row(x + k * size, kind), load_row(x + (k + pairs) * size, kind)
-            store_row(y + k * size, kind, a * c - b * s, left)
-            store_row(y + (k + pairs) * size, kind, a * s + b * c, left)
+            store_row(y + k * size, kind, fma(a, c, zero_f32x16() - b * s), left)
+            store_row(y + (k + pairs) * size, kind, fma(a, s, b * c), left)
 
 
 @emits(f32x16)

@@ -1,7 +1,8 @@
 """Rows of weights times a few columns: a block of weights is decoded once and multiplied with up to eight columns.
 
 One source for every number of columns: the accumulators are one value of type `Columns`, and numba compiles a kernel
-for each size of it. Integer products and f32 sums as ggml's, in another order of addition.
+for each size of it. Sums of K types are added up in the order in which ggml does it for few columns, so that results
+are equal to the last bit; the others in an order of their own.
 """
 
 from typing import Any, Final
@@ -11,7 +12,18 @@ from numba.core import types
 from numba.core.typing.templates import signature
 from numba.extending import models, register_model
 
-from drover.worker.devices.cpu.quantize import FLOATS, FOUR_UNIT, FOURS, K_UNIT, KS, form_of, stride_of
+from drover.worker.devices.cpu.quantize import (
+    FLOATS,
+    FOUR_UNIT,
+    FOURS,
+    K_SCALE,
+    K_UNIT,
+    KS,
+    SUMS_OF_16,
+    SUMS_OF_32,
+    form_of,
+    stride_of,
+)
 from drover.worker.devices.cpu.simd import (
     AVX512,
     F32,
@@ -19,7 +31,9 @@ from drover.worker.devices.cpu.simd import (
     I64,
     Vector,
     add_byte_pairs,
+    add_pairs,
     broadcast,
+    call,
     constant,
     dot_bf16,
     dot_bytes,
@@ -30,12 +44,17 @@ from drover.worker.devices.cpu.simd import (
     fused,
     halves,
     i8x64,
+    i16x8,
+    i16x16,
     i16x32,
+    i32x8,
     i32x16,
     i64,
     jit,
+    joined,
     prefetch,
     read,
+    shuffle,
     void,
     write,
 )
@@ -116,23 +135,66 @@ def _column(b: Any, y: Any, stride: Any, i: int) -> Any:
     return b.add(y, b.mul(stride, I64(i)))
 
 
-@emits_for(_first, 4)
-def _dot_k(b: Any, totals: Any, block: Any, y: Any, stride: Any) -> Any:
-    """Add the products of a K block."""
-    q = [b.extract_value(block, i) for i in range(4)]
-    s = [b.extract_value(block, i) for i in range(4, 8)]
-    d, taken = broadcast(b, b.extract_value(block, 8), 16), b.extract_value(block, 9)
-    for i in range(totals.type.count):
-        at = _column(b, y, stride, i)
-        whole = constant(i32x16, 0)
-        for j in range(4):
-            x = read(b, b.add(at, I64(128 + 64 * j)), i8x64.ir)
-            whole = dot_pairs(b, whole, add_byte_pairs(b, q[j], x), s[j])
-        scaled = b.fmul(b.sitofp(whole, f32x16.ir), broadcast(b, read(b, at, F32), 16))
-        total = fused(b, scaled, d, b.extract_value(totals, i))
-        total = fused(b, taken, read(b, b.add(at, I64(64)), f32x16.ir), total)
-        totals = b.insert_value(totals, total, i)
-    return totals
+def _and_nothing(b: Any, x: Any) -> Any:
+    """Eight lanes, then zeros."""
+    return joined(b, x, constant(i32x8, 0))
+
+
+def _minima_by_four(b: Any, sums: Any, minima: Any, at: Any) -> Any:
+    """Products of the minima in the next lanes, two to a lane."""
+    taken = add_pairs(b, minima, read(b, b.add(at, I64(SUMS_OF_32)), i16x8.ir))
+    return joined(b, sums, joined(b, taken, shuffle(b, constant(i32x8, 0), range(4))))
+
+
+def _minima_in_one(b: Any, sums: Any, minima: Any, at: Any) -> Any:
+    """Products of the minima in the next lane, all of them."""
+    taken = add_pairs(b, minima, read(b, b.add(at, I64(SUMS_OF_32)), i16x8.ir))
+    whole = call(b, "llvm.vector.reduce.add.v4i32", I32, taken)
+    return joined(b, sums, b.insert_element(constant(i32x8, 0), whole, I32(0)))
+
+
+def _minima_by_two(b: Any, sums: Any, minima: Any, at: Any) -> Any:
+    """Like `_minima_by_four`, where there is a minimum for 16 elements."""
+    return joined(b, sums, add_pairs(b, minima, read(b, b.add(at, I64(SUMS_OF_16)), i16x16.ir)))
+
+
+def _offset_taken(b: Any, sums: Any, minima: Any, at: Any) -> Any:
+    """What q counts from taken away, two sums of 16 elements to a lane."""
+    taken = add_pairs(b, minima, read(b, b.add(at, I64(SUMS_OF_16)), i16x16.ir))
+    return _and_nothing(b, b.sub(sums, taken))
+
+
+def _dot_k(mend: Any) -> Any:
+    """An instruction that adds the products of a K block; `mend` says what becomes of the minima.
+
+    The first eight lanes are ggml's: lane i sums elements 4 i to 4 i + 3 of every 32, as integers over a block, and one
+    multiplication and addition of floats follows. Lanes from 8 on hold the minima.
+    """
+
+    def dot(b: Any, totals: Any, block: Any, y: Any, stride: Any) -> Any:
+        q = [b.extract_value(block, i) for i in range(4)]
+        scales, minima, d, dm = (b.extract_value(block, i) for i in range(4, 8))
+        s = [shuffle(b, scales, [4 * j + i // 8 for i in range(32)]) for j in range(4)]
+        factors = joined(b, broadcast(b, d, 8), broadcast(b, b.fneg(dm), 8))
+        for i in range(totals.type.count):
+            at = _column(b, y, stride, i)
+            whole = constant(i32x16, 0)
+            for j in range(4):
+                x = read(b, b.add(at, I64(64 + 64 * j)), i8x64.ir)
+                whole = dot_pairs(b, whole, add_byte_pairs(b, q[j], x), s[j])
+            sums = mend(b, b.add(*halves(b, whole)), minima, at)
+            scale = broadcast(b, read(b, b.add(at, I64(K_SCALE)), F32), 16)
+            total = fused(b, b.sitofp(sums, f32x16.ir), b.fmul(factors, scale), b.extract_value(totals, i))
+            totals = b.insert_value(totals, total, i)
+        return totals
+
+    dot.__name__ = f"dot_k{mend.__name__}"
+    return emits_for(_first, 4)(dot)
+
+
+_dot_q2_k, _dot_q4_k, _dot_q5_k, _dot_q6_k = map(
+    _dot_k, (_minima_by_two, _minima_by_four, _minima_in_one, _offset_taken)
+)
 
 
 @emits_for(_first, 4)
@@ -202,14 +264,28 @@ def _sum(b: Any, x: Any) -> Any:
     return b.fadd(b.extract_element(x, I32(0)), b.extract_element(x, I32(1)))
 
 
-@emits_for(lambda t, *rest: signature(void, t, i64, i64, i64) if isinstance(t, Columns) else None, 4)
-def _store_sums(b: Any, totals: Any, out: Any, stride: Any, more: Any) -> None:
-    """The sum of each column, `stride` bytes apart; added to what is there if `more` is not 0."""
-    adding = b.icmp_signed("!=", more, I64(0))
-    for i in range(totals.type.count):
-        at = _column(b, out, stride, i)
-        before = b.select(adding, read(b, at, F32), ir.Constant(F32, 0.0))
-        write(b, at, b.fadd(_sum(b, b.extract_value(totals, i)), before))
+def _sum_k(b: Any, x: Any) -> Any:
+    """Lanes 0 to 7 and lanes 8 to 15, each summed by halves, added."""
+    for n in (4, 2, 1):
+        low, high = ([part * 2 * n + start + i for part in (0, 1) for i in range(n)] for start in (0, n))
+        x = b.fadd(shuffle(b, x, low), shuffle(b, x, high))
+    return b.fadd(b.extract_element(x, I32(0)), b.extract_element(x, I32(1)))
+
+
+def _store(total: Any) -> Any:
+    def store(b: Any, totals: Any, out: Any, stride: Any, more: Any) -> None:
+        """The sum of each column, `stride` bytes apart; added to what is there if `more` is not 0."""
+        adding = b.icmp_signed("!=", more, I64(0))
+        for i in range(totals.type.count):
+            at = _column(b, out, stride, i)
+            before = b.select(adding, read(b, at, F32), ir.Constant(F32, 0.0))
+            write(b, at, b.fadd(total(b, b.extract_value(totals, i)), before))
+
+    store.__name__ = f"store{total.__name__}"
+    return emits_for(lambda t, *rest: signature(void, t, i64, i64, i64) if isinstance(t, Columns) else None, 4)(store)
+
+
+_store_sums, _store_k_sums = _store(_sum), _store(_sum_k)
 
 
 # ---- `rows` rows of k elements, `row` bytes apart, times columns `stride` bytes apart; results `step` apart.
@@ -225,19 +301,18 @@ def rows_k(
         a, at, totals = w + r * row, y, none
         for _ in range(k // 256):
             if kind == Q4_K:
-                block = decode_q4_k(a)
+                totals = _dot_q4_k(totals, decode_q4_k(a), at, stride)
             elif kind == Q5_K:
-                block = decode_q5_k(a)
+                totals = _dot_q5_k(totals, decode_q5_k(a), at, stride)
             elif kind == Q2_K:
-                block = decode_q2_k(a)
+                totals = _dot_q2_k(totals, decode_q2_k(a), at, stride)
             elif kind == Q3_K:
-                block = decode_q3_k(a)
+                totals = _dot_q6_k(totals, decode_q3_k(a), at, stride)
             else:
-                block = decode_q6_k(a)
-            totals = _dot_k(totals, block, at, stride)
+                totals = _dot_q6_k(totals, decode_q6_k(a), at, stride)
             a += block_bytes(kind)
             at += K_UNIT
-        _store_sums(totals, out + 4 * r, step, more)
+        _store_k_sums(totals, out + 4 * r, step, more)
 
 
 @jit

@@ -68,7 +68,7 @@ class _BFloatType(ir.types._BaseFloatType):  # type: ignore[misc]  # llvmlite is
 
 _BFloatType._create_instance()
 BF16 = _BFloatType()
-_ELEMENTS = {"i8": I8, "i16": I16, "i32": I32, "i64": I64, "f32": F32, "f16": F16, "bf16": BF16}
+_ELEMENTS = {"i8": I8, "i16": I16, "i32": I32, "i64": I64, "f64": F64, "f32": F32, "f16": F16, "bf16": BF16}
 
 
 class Vector(types.Type):
@@ -78,7 +78,7 @@ class Vector(types.Type):
         self.element = element
         self.lanes = lanes
         self.ir = ir.VectorType(_ELEMENTS[element], lanes)
-        self.real = element in ("f32", "f16", "bf16")
+        self.real = element in ("f64", "f32", "f16", "bf16")
         super().__init__(name=f"{element}x{lanes}")
 
     def with_lanes(self, lanes: int) -> "Vector":
@@ -99,6 +99,7 @@ i8x16, i8x32, i8x64 = (Vector("i8", n) for n in (16, 32, 64))
 i16x8, i16x16, i16x32 = (Vector("i16", n) for n in (8, 16, 32))
 i32x8, i32x16 = (Vector("i32", n) for n in (8, 16))
 f32x4, f32x8, f32x16 = (Vector("f32", n) for n in (4, 8, 16))
+f64x16 = Vector("f64", 16)
 bf16x16, bf16x32 = (Vector("bf16", n) for n in (16, 32))
 
 # ---- how an instruction is defined
@@ -504,7 +505,8 @@ def _real(*kinds: Any) -> Any:
 
 
 def _scalar_of(kind: Any) -> Any:
-    return signature(f32, kind) if isinstance(kind, Vector) and kind.element == "f32" else None
+    scalar = {"f32": f32, "f64": types.float64}.get(kind.element) if isinstance(kind, Vector) else None
+    return signature(scalar, kind) if scalar else None
 
 
 def _name(kind: Any) -> str:
@@ -568,16 +570,28 @@ def sum_lanes(b: Any, x: Any) -> Any:
     return b.extract_element(x, I32(0))
 
 
+@emits(f64x16)
+def zero_f64x16(b: Any) -> Any:
+    """Sixteen zeros in double precision."""
+    return constant(f64x16, 0.0)
+
+
+@emits(f64x16, f32x16, f32x16, f64x16)
+def add_products(b: Any, x: Any, y: Any, totals: Any) -> Any:
+    """`totals` + x · y, multiplied in single and added in double precision."""
+    return b.fadd(totals, b.fpext(b.fmul(x, y), f64x16.ir))
+
+
 @emits_for(_scalar_of, 1)
 def max_lanes(b: Any, x: Any) -> Any:
     """The largest of all lanes (no lane may be NaN)."""
-    return call(b, f"llvm.vector.reduce.fmax.{_name(x.type)}", F32, x)
+    return call(b, f"llvm.vector.reduce.fmax.{_name(x.type)}", x.type.element, x)
 
 
 @emits_for(_scalar_of, 1)
 def min_lanes(b: Any, x: Any) -> Any:
     """The smallest of all lanes (no lane may be NaN)."""
-    return call(b, f"llvm.vector.reduce.fmin.{_name(x.type)}", F32, x)
+    return call(b, f"llvm.vector.reduce.fmin.{_name(x.type)}", x.type.element, x)
 
 
 def _to_real(kind: Any) -> Any:
@@ -650,6 +664,8 @@ def add_pairs(b: Any, x: Any, y: Any) -> Any:
         return call(b, "llvm.x86.avx512.pmaddw.d.512", i32x16.ir, x, y)
     if n == 16 and AVX2:
         return call(b, "llvm.x86.avx2.pmadd.wd", i32x8.ir, x, y)
+    if n == 8 and X86:
+        return call(b, "llvm.x86.sse2.pmadd.wd", ir.VectorType(I32, 4), x, y)
     if n == 32 and AVX2:
         (xl, xh), (yl, yh) = halves(b, x), halves(b, y)
         return joined(b, add_pairs(b, xl, yl), add_pairs(b, xh, yh))

@@ -4,17 +4,17 @@ Vectors here are 16 floats. Everything is portable LLVM IR: nothing needs a feat
 to 64 bytes past the last element (buffers have readable bytes behind them); stores never write past it.
 """
 
+import struct
 from collections.abc import Callable
 from math import factorial, pi
 from typing import Any
 
 from llvmlite import ir
+from numba.core import cgutils
 
 from drover.worker.devices.cpu.record import F16, F32, PARAMS, Q8_0
 from drover.worker.devices.cpu.simd import (
-    F32 as FLOAT,
-)
-from drover.worker.devices.cpu.simd import (
+    AVX512,
     I32,
     I64,
     broadcast,
@@ -47,6 +47,9 @@ from drover.worker.devices.cpu.simd import (
     store_f16_f32x16,
     store_f32,
     void,
+)
+from drover.worker.devices.cpu.simd import (
+    F32 as FLOAT,
 )
 
 LANES = 16
@@ -211,6 +214,12 @@ def first_lane(b: Any, x: Any) -> Any:
     return b.extract_element(x, I32(0))
 
 
+@emits(f32, f32x16, i64)
+def lane(b: Any, x: Any, index: Any) -> Any:
+    """Lane `index`."""
+    return b.extract_element(x, index)
+
+
 # ---- elementary functions
 
 
@@ -233,27 +242,82 @@ def _unary(name: str) -> Callable[..., Any]:
 floor, ceil, truncate, nearest_away = map(_unary, ("floor", "ceil", "trunc", "round"))
 
 
+_EXP_DIGITS = ("0x1.ffffecp-1", "0x1.fffdb6p-2", "0x1.555e66p-3", "0x1.573e2ep-5", "0x1.0e402p-7")
+_EXP = [float.fromhex(digits) for digits in _EXP_DIGITS]
+"""Coefficients of r to r⁵ in e^r − 1, |r| ≤ ln 2 / 2: those of Arm's optimized routines, as in ggml."""
+
+
 def _exp(b: Any, x: Any) -> Any:
-    """e^x = 2^n · e^r with |r| ≤ ln 2 / 2: rounding by a magic addend, a Taylor series, the exponent by a shift."""
-    y = b.select(b.fcmp_ordered(">", x, _const(89.0)), _const(89.0), x)
-    y = b.select(b.fcmp_ordered("<", y, _const(-87.3)), _const(-87.3), y)
+    """e^x = 2^n · e^r with |r| ≤ ln 2 / 2: rounding by a magic addend, a polynomial, the exponent put in place.
+
+    Every step is ggml's vectorized one, so that what follows agrees to the last bit.
+    """
+    y = x
+    if not AVX512:
+        y = b.select(b.fcmp_ordered(">", x, _const(89.0)), _const(89.0), x)
+        y = b.select(b.fcmp_ordered("<", y, _const(-87.3)), _const(-87.3), y)
     magic = _const(12582912.0)
-    shifted = fused(b, y, _const(1.4426950408889634), magic)
+    shifted = fused(b, y, _const(float.fromhex("0x1.715476p+0")), magic)
     n = b.fsub(shifted, magic)
-    r = fused(b, n, _const(-0.693145751953125), y)
-    r = fused(b, n, _const(-1.428606765330187e-06), r)
-    p = _const(1 / factorial(7))
-    for k in (6, 5, 4, 3, 2, 1, 0):
-        p = fused(b, p, r, _const(1 / factorial(k)))
+    r = fused(b, n, _const(-float.fromhex("0x1.62e4p-1")), y)
+    r = fused(b, n, _const(-float.fromhex("0x1.7f7d1cp-20")), r)
+    c1, c2, c3, c4, c5 = map(_const, _EXP)
+    u = b.fmul(r, r)
+    p = fused(b, fused(b, c5, r, c4), u, fused(b, c3, r, c2))
+    if AVX512:
+        p = fused(b, p, u, fused(b, c1, r, _const(1.0)))
+        every, rounding = ir.IntType(16)(-1), I32(4)
+        scaled = call(b, "llvm.x86.avx512.mask.scalef.ps.512", V, p, n, _const(0.0), every, rounding)
+        beyond = b.select(b.fcmp_ordered(">", n, _const(0.0)), _const(float("inf")), _const(0.0))
+        return b.select(b.fcmp_ordered(">", call(b, "llvm.fabs.v16f32", V, n), _const(192.0)), beyond, scaled)
     exponent = b.shl(b.bitcast(shifted, VI), _whole(23))
     half_scale = b.bitcast(b.add(exponent, _whole(126 << 23)), V)
-    return b.fmul(b.fmul(p, half_scale), _const(2.0))
+    p = fused(b, p, u, b.fmul(c1, r))
+    return b.fmul(fused(b, half_scale, p, half_scale), _const(2.0))
 
 
 @emits(f32x16, f32x16)
 def exp(b: Any, x: Any) -> Any:
-    """e^x to 2 ulp; 0 below −87.3, infinity where it overflows."""
+    """e^x to 2 ulp; 0 or next to nothing below −87.3, infinity where it overflows."""
     return _exp(b, x)
+
+
+_STEPS = 32
+"""Parts that an octave is cut into by `exp_as_libm`."""
+_LIBM = [float.fromhex(digits) for digits in ("0x1.62e42ff0c52d6p-1", "0x1.ebfce50fac4f3p-3", "0x1.c6af84b912394p-5")]
+"""Coefficients of t to t³ in 2^t − 1, |t| ≤ 1 / 64 (Arm's optimized routines, which the GNU C library uses)."""
+
+
+@emits(f32x16, f32x16)
+def exp_as_libm(b: Any, x: Any) -> Any:
+    """e^x for x ≤ 0 exactly as the GNU C library's `expf`: double precision inside, and a table of 2^(i/32)."""
+
+    def fma(*values: Any) -> Any:
+        return call(b, "llvm.fma.v16f64", VD, *values)
+
+    magic = _const(float.fromhex("0x1.8p52"), VD)
+    scaled = b.fmul(b.fpext(x, VD), _const(_STEPS * float.fromhex("0x1.71547652b82fep+0"), VD))
+    shifted = b.fadd(scaled, magic)
+    t = b.fsub(scaled, b.fsub(shifted, magic))
+    whole = ir.VectorType(I64, LANES)
+    bits = b.bitcast(shifted, whole)
+    index = b.and_(bits, ir.Constant(whole, [_STEPS - 1] * LANES))
+    table = cgutils.global_constant(b.module, "powers", ir.Constant(ir.ArrayType(I64, _STEPS), _powers()))
+    powers = ir.Constant(whole, ir.Undefined)
+    for lane in range(LANES):
+        place = b.gep(table, [I64(0), b.extract_element(index, I32(lane))])
+        powers = b.insert_element(powers, b.load(place), I32(lane))
+    power = b.bitcast(b.add(powers, b.shl(bits, ir.Constant(whole, [47] * LANES))), VD)
+    c1, c2, c3 = (_const(c / _STEPS**k, VD) for k, c in enumerate(_LIBM, 1))
+    y = fma(fma(c3, t, c2), b.fmul(t, t), fma(c1, t, _const(1.0, VD)))
+    result = b.fptrunc(b.fmul(y, power), V)
+    return b.select(b.fcmp_ordered("<", x, _const(-104.0)), _const(0.0), result)
+
+
+def _powers() -> list[int]:
+    """The bits of 2^(i/32), less what the index adds to the exponent's bits."""
+    bits = [int.from_bytes(struct.pack("<d", 2.0 ** (i / _STEPS)), "little") for i in range(_STEPS)]
+    return [value - (i << 47) for i, value in enumerate(bits)]
 
 
 def _expm1(b: Any, x: Any) -> Any:
@@ -282,6 +346,12 @@ def tanh(b: Any, x: Any) -> Any:
 def sigmoid(b: Any, x: Any) -> Any:
     """1 / (1 + e^−x)."""
     return b.fdiv(_const(1.0), b.fadd(_const(1.0), _exp(b, b.fneg(x))))
+
+
+@emits(f32x16, f32x16)
+def silu(b: Any, x: Any) -> Any:
+    """x / (1 + e^−x)."""
+    return b.fdiv(x, b.fadd(_const(1.0), _exp(b, b.fneg(x))))
 
 
 @emits(f32x16, f32x16)

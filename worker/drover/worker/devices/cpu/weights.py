@@ -1,6 +1,7 @@
 """Weight blocks into registers: every type becomes one of three forms that the kernels multiply.
 
-- K: 256 elements as bytes q with a 16-bit scale s and a float t per 16 elements: x = d * s * q + t.
+- K: 256 elements as bytes q, a 16-bit scale s per 16 elements, and per 16 or 32 elements a 16-bit minimum m:
+  x = d * s * q - dm * m. Types without minima count q from `k_offset`; their m stands for that, times the scale.
 - Fours: four blocks of 32 elements as bytes u: x = d * (u - offset) + m. One vector holds the first 16 elements of all
   blocks and another the last 16, so that lanes 4 i to 4 i + 3 of 32 bits belong to block i in both.
 - Floats: 64 elements as floats.
@@ -50,9 +51,7 @@ from drover.worker.devices.cpu.simd import (
     prefetch,
     read,
     shuffle,
-    splat_f32x16,
     store_i8,
-    to_f32,
     widen_f16,
 )
 
@@ -69,6 +68,8 @@ AHEAD = 2048
 """Bytes between a load and the line asked for meanwhile; measured, see the kernel benchmark."""
 
 # ---- K types
+
+_EIGHT = ir.VectorType(I8, 8)
 
 
 @emits(i8x64, i64, i64, i64)
@@ -100,8 +101,13 @@ def _high_nibbles(b: Any, x: Any) -> Any:
 @emits(i16x16, i64)
 def _twice_each(b: Any, x: Any) -> Any:
     """Eight bytes of an integer, each twice, as 16-bit integers."""
-    bytes_ = b.bitcast(x, ir.VectorType(I8, 8))
-    return b.zext(shuffle(b, bytes_, [i // 2 for i in range(16)]), i16x16.ir)
+    return b.zext(shuffle(b, b.bitcast(x, _EIGHT), [i // 2 for i in range(16)]), i16x16.ir)
+
+
+@emits(i16x8, i64)
+def _each(b: Any, x: Any) -> Any:
+    """Eight bytes of an integer as 16-bit integers."""
+    return b.zext(b.bitcast(x, _EIGHT), i16x8.ir)
 
 
 @emits(i16x16, i64, i64)
@@ -110,17 +116,6 @@ def _bytes_i16(b: Any, low: Any, high: Any) -> Any:
     pair = b.insert_element(ir.Constant(ir.VectorType(I64, 2), ir.Undefined), low, ir.IntType(32)(0))
     pair = b.insert_element(pair, high, ir.IntType(32)(1))
     return b.zext(b.bitcast(pair, i8x16.ir), i16x16.ir)
-
-
-def _spread(chunk: int) -> Any:
-    def spread(b: Any, scales: Any) -> Any:
-        """Scales of 64 elements, one 16-bit lane per pair of elements."""
-        return shuffle(b, scales, [4 * chunk + i // 8 for i in range(32)])
-
-    return emits(i16x32, i16x16)(spread)
-
-
-_spread0, _spread1, _spread2, _spread3 = (_spread(i) for i in range(4))
 
 
 @jit_inline
@@ -135,15 +130,8 @@ def _six_bit_pairs(w: int) -> Any:
 
 
 @jit_inline
-def _k_form(q0: Any, q1: Any, q2: Any, q3: Any, scales: Any, minima: Any, d: float, dm: float) -> Any:
-    taken = to_f32(minima) * splat_f32x16(-dm)
-    s = (_spread0(scales), _spread1(scales), _spread2(scales), _spread3(scales))
-    return q0, q1, q2, q3, s[0], s[1], s[2], s[3], d, taken, scales
-
-
-@jit_inline
 def decode_q4_k(w: int) -> Any:
-    """144 bytes to a K block."""
+    """144 bytes to a K block: q, scales, minima, d and dm."""
     for i in range(3):
         prefetch(w + AHEAD + 64 * i)
     scales, minima = _six_bit_pairs(w + 4)
@@ -151,7 +139,7 @@ def decode_q4_k(w: int) -> Any:
     q1 = _shifted(w + 48, 0, 4) & 15
     q2 = _shifted(w + 80, 0, 4) & 15
     q3 = _shifted(w + 112, 0, 4) & 15
-    return _k_form(q0, q1, q2, q3, _twice_each(scales), _twice_each(minima), load_f16(w), load_f16(w + 2))
+    return q0, q1, q2, q3, _twice_each(scales), _each(minima), load_f16(w), load_f16(w + 2)
 
 
 @jit_inline
@@ -164,12 +152,12 @@ def decode_q5_k(w: int) -> Any:
     q1 = (_shifted(w + 80, 0, 4) & 15) | (_shifted_left(w + 16, 2, 1) & 16)
     q2 = (_shifted(w + 112, 0, 4) & 15) | (_shifted(w + 16, 0, 1) & 16)
     q3 = (_shifted(w + 144, 0, 4) & 15) | (_shifted(w + 16, 2, 3) & 16)
-    return _k_form(q0, q1, q2, q3, _twice_each(scales), _twice_each(minima), load_f16(w), load_f16(w + 2))
+    return q0, q1, q2, q3, _twice_each(scales), _each(minima), load_f16(w), load_f16(w + 2)
 
 
 @jit_inline
 def decode_q6_k(w: int) -> Any:
-    """210 bytes to a K block: q counts from -32, which the minima mend."""
+    """210 bytes to a K block: q counts from 32."""
     for i in range(4):
         prefetch(w + AHEAD + 64 * i)
     low0 = load_i8x64(w)
@@ -180,7 +168,7 @@ def decode_q6_k(w: int) -> Any:
     q3 = _high_nibbles(low1) | (_shifted(w + 160, 0, 2) & 48)
     scales = load_i8_i16x16(w + 192)
     d = load_f16(w + 208)
-    return _k_form(q0, q1, q2, q3, scales, scales << 5, d, d)
+    return q0, q1, q2, q3, scales, scales << 5, d, d
 
 
 @jit_inline
@@ -193,12 +181,12 @@ def decode_q2_k(w: int) -> Any:
     q2 = _shifted(w + 48, 0, 2) & 3
     q3 = _shifted(w + 48, 4, 6) & 3
     both = load_i8_i16x16(w)
-    return _k_form(q0, q1, q2, q3, both & 15, (both >> 4) & 15, load_f16(w + 80), load_f16(w + 82))
+    return q0, q1, q2, q3, both & 15, (both >> 4) & 15, load_f16(w + 80), load_f16(w + 82)
 
 
 @jit_inline
 def decode_q3_k(w: int) -> Any:
-    """110 bytes to a K block: q counts from -4, which the minima mend."""
+    """110 bytes to a K block: q counts from 4."""
     prefetch(w + AHEAD)
     prefetch(w + AHEAD + 64)
     q0 = (_shifted(w + 32, 0, 2) & 3) | (_shifted_left(w, 2, 1) & 4)
@@ -212,7 +200,7 @@ def decode_q3_k(w: int) -> Any:
     scales = _bytes_i16((low & 0x0F0F0F0F0F0F0F0F) | (first << 4), ((low >> 4) & 0x0F0F0F0F0F0F0F0F) | (second << 4))
     scales = scales - _thirty_two()
     d = load_f16(w + 108)
-    return _k_form(q0, q1, q2, q3, scales, scales << 2, d, d)
+    return q0, q1, q2, q3, scales, scales << 2, d, d
 
 
 @emits(i16x16)
@@ -415,6 +403,14 @@ def offset_of(kind: int) -> int:
     if kind == Q5_0:
         return 16
     return 0
+
+
+@jit
+def k_offset(kind: int) -> int:
+    """What q counts from in a K type."""
+    if kind == Q6_K:
+        return 32
+    return 4 if kind == Q3_K else 0
 
 
 @jit
