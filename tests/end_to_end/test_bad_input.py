@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import struct
 import subprocess
@@ -21,6 +22,7 @@ from support import drover
 from support.client import Client
 from support.completions import post
 from support.processes import Running, free_port
+from support.proxy_record import Relay
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -34,7 +36,7 @@ def refused(*arguments: str | Path, says: tuple[str, ...]) -> None:
     """The command ends with an error of one line that holds these words."""
     command = [drover.COMMAND, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-    told = done.stderr.strip()
+    told = "\n".join(line for line in done.stderr.splitlines() if "━" not in line)  # progress may have gone before
     assert done.returncode == 1, told
     assert "Traceback" not in told
     assert len(told.splitlines()) == 1, told
@@ -164,6 +166,22 @@ class TestWorkers:
                 assert str(ports[1]) in message
             assert "Traceback" not in coordinator.output
             assert str(ports[1]) in coordinator.output
+
+    def test_worker_dies_while_loading(self, tmp_path: Path) -> None:
+        ports, api = [free_port(), free_port()], free_port()
+        first = drover.start_worker(tmp_path / "first", ports[0], "--threads", "1")
+        second = drover.start_worker(tmp_path / "second", ports[1], "--threads", "1")
+
+        def kill(request: str) -> None:
+            if request == "SET_TENSOR":
+                second.popen.kill()
+
+        with first, second, Relay(ports[1], kill) as relay:
+            servers = f"127.0.0.1:{ports[0]},127.0.0.1:{relay.port}"
+            refused("serve", drover.MODEL, "--rpc", servers, "--port", str(api), says=(f"127.0.0.1:{relay.port}",))
+            assert second.popen.wait(10) == -signal.SIGKILL
+            with drover.start_coordinator(tmp_path / "coordinator", api, ports[:1]):
+                assert post(api, "/v1/completions", {"prompt": "The", "max_tokens": 4})["choices"]
 
 
 def failed(ask: Callable[[], object]) -> tuple[int, str]:

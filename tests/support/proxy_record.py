@@ -5,6 +5,7 @@ It has its own tiny table of which commands are answered, so that a mistake in o
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -54,10 +55,14 @@ class Conversation:
 
 
 class Relay:
-    """Listens on a free port of 127.0.0.1 and connects each client to `target`; a context manager."""
+    """Listens on a free port of 127.0.0.1 and connects each client to `target`; a context manager.
 
-    def __init__(self, target: int) -> None:
+    `watch` is told the name of every request that has been passed on.
+    """
+
+    def __init__(self, target: int, watch: Callable[[str], object] = lambda _: None) -> None:
         self.conversations: list[Conversation] = []
+        self._watch = watch
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._threads: list[threading.Thread] = []
@@ -82,8 +87,18 @@ class Relay:
             server = socket.create_connection(("127.0.0.1", self._target))
             conversation = Conversation()
             self.conversations.append(conversation)
-            self._spawn(_pump, client, server, REQUEST_HEADER, conversation.requests)
-            self._spawn(_pump, server, client, REPLY_HEADER, conversation.replies)
+            self._spawn(self._carry, client, server, conversation)
+
+    def _carry(self, client: socket.socket, server: socket.socket, conversation: Conversation) -> None:
+        with client, server:
+            args = (server, client, REPLY_HEADER, conversation.replies, lambda _: None)
+            back = threading.Thread(target=_pump, args=args, daemon=True)
+            back.start()
+            _pump(client, server, REQUEST_HEADER, conversation.requests, self._seen)
+            back.join()
+
+    def _seen(self, request: bytes) -> None:
+        self._watch(NAMES[request[0]])
 
     def _spawn(self, work: object, *args: object) -> None:
         assert callable(work)
@@ -105,12 +120,13 @@ def split_frames(stream: bytes, header: int) -> tuple[list[bytes], bytes]:
     return frames, stream[at:]
 
 
-def _pump(source: socket.socket, sink: socket.socket, header: int, record: list[bytes]) -> None:
+def _pump(
+    source: socket.socket, sink: socket.socket, header: int, record: list[bytes], seen: Callable[[bytes], None]
+) -> None:
     """Pass bytes on until one side closes; whole frames are kept."""
-    for link in (source, sink):
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     rest = bytearray()
     with suppress(OSError):
+        sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while piece := source.recv(1 << 20):
             sink.sendall(piece)
             rest += piece
@@ -118,5 +134,7 @@ def _pump(source: socket.socket, sink: socket.socket, header: int, record: list[
                 frames, tail = split_frames(bytes(rest), header)
                 record += frames
                 rest = bytearray(tail)
+                for frame in frames:
+                    seen(frame)
     with suppress(OSError):
         sink.shutdown(socket.SHUT_WR)
