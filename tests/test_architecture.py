@@ -51,7 +51,7 @@ DOORS = {
     "subprocess": {"drover/herd.py"},
     "tokenizers": {"drover/coordinator/tokenizer.py", "drover/coordinator/pretokenizers.py"},
     "uvicorn": {"drover/coordinator/http_server.py"},
-    "yaml": {"drover/spec_file.py"},
+    "yaml": {"drover/spec_file.py", "drover_operator/__main__.py"},
 }
 VAGUE = re.compile(r"(^|_)(utils?|common|helpers?|managers?|services?|misc)(_|$)")
 

@@ -51,6 +51,11 @@ _SIZE_SCHEMA = {
 
 Size = Annotated[int, BeforeValidator(_size), Field(gt=0), WithJsonSchema(_SIZE_SCHEMA)]
 """Bytes; written "4GiB" or as a plain number."""
+Quantity = Annotated[
+    int | Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i|[eE][0-9]+)?$", max_length=48)],
+    WithJsonSchema({"type": ["integer", "string"], "maxLength": 48}),
+]
+"""An amount as Kubernetes writes it: 4, "500m", "8Gi"."""
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", max_length=63)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1, le=2147483647)]
@@ -64,10 +69,10 @@ AccessMode = Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]
 SOURCES = {
     "hf": (re.compile(r"hf://[\w.-]+/[\w.-]+/[^@]+\.gguf(@[\w./-]+)?", re.ASCII), "hf://ORG/REPO/FILE.gguf[@REVISION]"),
     "https": (re.compile(r"https://[^/\s]+/\S+"), "https://HOST/PATH"),
-    "pvc": (re.compile(r"pvc://[a-z0-9][-a-z0-9.]*/(?!.*\.\.)[^/\s].*\.gguf"), "pvc://CLAIM/PATH.gguf"),
+    "pvc": (re.compile(r"pvc://[a-z0-9][-a-z0-9.]*/([^/.\s][^/\s]*/)*[^/.\s][^/\s]*\.gguf"), "pvc://CLAIM/PATH.gguf"),
     "ollama": (re.compile(r"ollama://[\w./-]+(:[\w.-]+)?", re.ASCII), "ollama://NAME[:TAG]"),
 }
-"""Schemes of a model's source: what each looks like, for us and for people."""
+"""Schemes of a model's source: what each looks like, for us and for people. The API server reads the patterns too."""
 
 
 class _Model(BaseModel):
@@ -164,9 +169,9 @@ class WeightCache(Storage):
 class Resources(_Model):
     """Requests and limits of a container. Kubernetes only."""
 
-    requests: dict[str, int | float | str] | None = None
+    requests: dict[str, Quantity] | None = None
     """What the scheduler sets aside, e.g. {cpu: 4, memory: 8Gi}."""
-    limits: dict[str, int | float | str] | None = None
+    limits: dict[str, Quantity] | None = None
     """What the container may use at most."""
 
 
@@ -194,6 +199,15 @@ class Toleration(_Model):
     """The taint's effect; none means every one."""
     toleration_seconds: int | None = None
     """How long NoExecute is put up with."""
+
+
+class PodTemplate(_Model):
+    """Changes to pods, merged over what the operator makes as a strategic merge patch would be."""
+
+    metadata: Free | None = None
+    """Labels and annotations to add."""
+    spec: Free | None = None
+    """Parts of a PodSpec; containers, volumes and the like are matched by name."""
 
 
 class WorkerGroup(_Model):
@@ -233,8 +247,8 @@ class WorkerGroup(_Model):
     """The workers' image, in place of the cluster's. Kubernetes only."""
     env: Annotated[list[EnvVar], Field(max_length=256)] | None = None
     """More environment variables of the workers. Kubernetes only."""
-    pod_template: Free | None = None
-    """Changes to the workers' pods, merged over them as a strategic merge patch would be: {metadata: …, spec: …}."""
+    pod_template: PodTemplate | None = None
+    """Changes to the workers' pods. Kubernetes only."""
 
     @model_validator(mode="after")
     def _consistent(self) -> typing.Self:
