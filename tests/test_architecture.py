@@ -47,6 +47,7 @@ DOORS = {
         "drover/worker/server.py",
         "drover/coordinator/remote.py",
         "drover/coordinator/http_server.py",
+        "drover_operator/probe.py",
     },
     "subprocess": {"drover/herd.py"},
     "tokenizers": {"drover/coordinator/tokenizer.py", "drover/coordinator/pretokenizers.py"},

@@ -49,13 +49,39 @@ _STAGE = _object(
     proportion=_said(_NUMBER, "Its share, in the same measure as the others'."),
 )
 
+_STAGE_FOUND = _object(
+    "One device, as the load Job found it.",
+    worker=_said(_TEXT, "The worker's address."),
+    device=_said(_COUNT, "The number of the device there."),
+    layers=_said(_TEXT, "Which layers."),
+    bytes=_said(_COUNT, "Bytes of weights and KV cache."),
+    memoryBefore=_said(_COUNT, "Bytes that the device said were free, before."),
+    memoryAfter=_said(_COUNT, "Bytes that the device said were free, after."),
+    wireSent=_said(_COUNT, "Bytes sent to it."),
+    wireReceived=_said(_COUNT, "Bytes that came back."),
+)
+
 _REPORT = _object(
-    "What the load Job measured.",
+    "What the load Job found and measured.",
+    of=_said(_TEXT, "Hash of the model, the plan and the workers that this is about."),
+    ok={"type": "boolean", "description": "Whether the split was proven."},
+    reason=_said(_TEXT, "One word for programs."),
+    message=_said(_TEXT, "What was found."),
     predictedTokensPerSecond=_said(_NUMBER, "What the plan promised."),
     tokensPerSecond=_said(_NUMBER, "What a known prompt came to."),
+    promptTokensPerSecond=_said(_NUMBER, "How fast that prompt was read."),
     loadSeconds=_said(_NUMBER, "From opening the file to the last weight in place."),
     bytesUploaded=_said(_COUNT, "Bytes of weights that were sent."),
     bytesCached=_said(_COUNT, "Bytes of weights that the workers had kept."),
+    stages={"type": "array", "description": "What was found on each device.", "items": _STAGE_FOUND},
+)
+
+_MODEL = _object(
+    "The model that was downloaded.",
+    of=_said(_TEXT, "Hash of its source."),
+    file=_said(_TEXT, "Its file on the volume."),
+    bytes=_said(_COUNT, "How large it is."),
+    message=_said(_TEXT, "What is worth knowing about it."),
 )
 
 _FAILURES = _object(
@@ -80,5 +106,6 @@ STATUS: dict[str, Any] = _object(
     endpoints=_ENDPOINTS,
     plan={"type": "array", "description": "What lies where, in the order of the devices.", "items": _STAGE},
     report=_REPORT,
+    model=_MODEL,
     loadFailures=_FAILURES,
 )
