@@ -8,7 +8,7 @@ PROMPT ?= The licensor grants you
 PEER   := PYTHONPATH=tests $(BIN)/python -m support.peer
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test conformance bench size lock clean
+.PHONY: help install demo check test manifests conformance bench size lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ check: $(STAMP) ## Lint, formatting, types, layers, architecture
 test: $(STAMP) ## All tests; those against stock llama.cpp where it can be installed (root, Debian, network)
 	@$(PEER) install || true
 	$(BIN)/python -m pytest
+
+manifests: $(STAMP) ## Write manifests/crd.yaml from the spec
+	$(BIN)/python -m drover_operator crd > manifests/crd.yaml
 
 conformance: $(STAMP) ## llama.cpp's own tests of operations and architectures, through a worker
 	$(PEER) install

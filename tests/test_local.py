@@ -6,13 +6,16 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from drover.errors import SpecError
-from drover.local import coordinator_arguments, model_file, worker_arguments
-from drover.spec import InferenceCluster, load
+from drover.cli import volumes
+from drover.errors import DroverError, SpecError
+from drover.local import check_local, coordinator_arguments, model_file, worker_arguments
+from drover.spec import InferenceCluster
+from drover.spec_file import load
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "examples/license-demo.Q4_K_M.gguf"
@@ -74,21 +77,60 @@ def test_flags_of_the_coordinator(file: Path) -> None:
 def test_the_model_is_found_from_where_the_file_stands(file: Path) -> None:
     (file.parent / "m.gguf").write_bytes(b"GGUF")
     spec = written(file, str(MODEL), "m.gguf").spec
-    assert model_file(spec.model, file) == (file.parent / "m.gguf").resolve()
+    assert model_file(spec.model, file, {}) == (file.parent / "m.gguf").resolve()
 
 
 def test_a_model_that_is_missing_or_another_is_refused(file: Path) -> None:
     spec = written(file, str(MODEL), "m.gguf").spec
     with pytest.raises(SpecError, match=r"spec\.model\.source: there is no file .*m\.gguf"):
-        model_file(spec.model, file)
+        model_file(spec.model, file, {})
     (file.parent / "m.gguf").write_bytes(b"GGUF")
     for content, fits in ((b"GGUF", True), (b"other", False)):
         hashed = spec.model.model_copy(update={"sha256": hashlib.sha256(content).hexdigest()})
         if fits:
-            model_file(hashed, file)
+            model_file(hashed, file, {})
         else:
             with pytest.raises(SpecError, match=r"spec\.model\.sha256: .* is another file, or damaged"):
-                model_file(hashed, file)
+                model_file(hashed, file, {})
+
+
+@pytest.mark.parametrize("source", ["hf://org/repo/m.gguf", "https://example.com/m.gguf", "ollama://tiny:1b"])
+def test_a_model_that_must_be_downloaded_first_is_refused_with_the_command(file: Path, source: str) -> None:
+    spec = written(file, str(MODEL), source).spec
+    with pytest.raises(SpecError, match=rf"spec\.model\.source: .*drover fetch {source} --into"):
+        model_file(spec.model, file, {})
+
+
+def test_a_volume_claim_is_a_folder_here(file: Path, tmp_path: Path) -> None:
+    spec = written(file, str(MODEL), "pvc://models/sub/m.gguf").spec
+    with pytest.raises(SpecError, match=r"the volume claim 'models' needs a folder here: --volume models=FOLDER"):
+        model_file(spec.model, file, {})
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/m.gguf").write_bytes(b"GGUF")
+    assert model_file(spec.model, file, volumes([f"models={tmp_path}"])) == tmp_path / "sub/m.gguf"
+
+
+@pytest.mark.parametrize(("word", "fault"), [("models", "write CLAIM=FOLDER"), ("m=/not/there", "there is no folder")])
+def test_volumes_that_are_refused(word: str, fault: str) -> None:
+    with pytest.raises(DroverError, match=fault):
+        volumes([word])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("threads: 1", "port: 65535", r"spec\.workers\[0\]\.port: 2 workers from 65535 on reach past port 65535"),
+        (
+            "{port: 0}",
+            "{host: 0.0.0.0, apiKeySecretRef: {name: a, key: b}}",
+            r"apiKeySecretRef: there are no Secrets",
+        ),
+        ("{port: 0}", "{apiKeySecretRef: {name: a, key: b}}", None),
+    ],
+)
+def test_what_one_machine_cannot_keep_is_refused(file: Path, old: str, new: str, fault: str | None) -> None:
+    with pytest.raises(SpecError, match=fault) if fault else nullcontext():
+        check_local(written(file, old, new), file)
 
 
 def test_one_prompt_across_two_workers(file: Path) -> None:

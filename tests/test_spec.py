@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from drover.errors import SpecError
-from drover.spec import InferenceCluster, load
+from drover.spec import InferenceCluster, Model, TokenRef, Toleration
+from drover.spec_file import load
 
 WHOLE = """\
 apiVersion: drover.dev/v1alpha1
@@ -41,8 +42,20 @@ apiVersion: drover.dev/v1alpha1
 kind: InferenceCluster
 metadata: {name: herd}
 spec:
-  model: {source: m.gguf}
-  workers: [{name: w}]
+  model: {source: m.gguf, secretRef: {name: t}, storage: {size: 10Gi}}
+  workers:
+    - name: w
+"""
+KUBERNETES = """\
+      resources: {limits: {memory: 8Gi, cpu: 4}}
+      cache: {size: 20Gi, storageClassName: fast}
+      tolerations: [{key: gpu, operator: Exists}]
+      affinity: {nodeAffinity: {}}
+      env: [{name: A, value: b}]
+      podTemplate: {metadata: {annotations: {a: b}}}
+  network: {allowFrom: [{podSelector: {}}]}
+  expose: {type: NodePort}
+  suspend: true
 """
 
 
@@ -108,7 +121,24 @@ def test_defaults(file: Path) -> None:
         ),
         ("{enabled: true}", "{enabled: 1}", "two.yaml:23: spec.workers[1].cache.enabled: 1 is not true or false"),
         ("{enabled: true}", "yes", "two.yaml:23: spec.workers[1].cache: True is not a mapping"),
-        ("{enabled: true}", "{keep: 1}", "two.yaml:23: spec.workers[1].cache.keep: unknown field; known are enabled"),
+        (
+            "{enabled: true}",
+            "{keep: 1}",
+            "two.yaml:23: spec.workers[1].cache.keep: unknown field; known are size, storageClassName, accessMode, ",
+        ),
+        ("threads: 4", "devicesPerWorker: 2", "two.yaml:21: spec.workers[1].devicesPerWorker: a cpu worker has one"),
+        ("threads: 4", "tolerations: [{op: Exists}]", "two.yaml:21: spec.workers[1].tolerations[0].op: unknown field"),
+        (
+            "replicas: 2",
+            "replicas: 900",
+            "two.yaml:20: spec.workers[1].replicas: 900 is out of range; it must be ",
+        ),
+        ("apiKey: secret", "apiKeySecretRef: {name: k}", "two.yaml:29: spec.serving.apiKeySecretRef.key: is missing"),
+        (
+            "apiKey: secret",
+            "apiKey: secret\n    apiKeySecretRef: {name: k, key: k}",
+            "two.yaml:29: spec.serving.apiKey: stands beside apiKeySecretRef; keep one of them",
+        ),
         (
             "port: 50052",
             "port: 70000",
@@ -135,8 +165,8 @@ def test_defaults(file: Path) -> None:
         ("[6, 1, 1.5]", "[]", "two.yaml:25: spec.split.proportions: must not be empty"),
         (
             "source: models/m.gguf",
-            "source: hf://a/b/c.gguf",
-            "two.yaml:8: spec.model.source: 'hf://a/b/c.gguf' is not a file",
+            "source: hf://a/b/c.safetensors",
+            "two.yaml:8: spec.model.source: 'hf://a/b/c.safetensors' does not look like hf://ORG/REPO/FILE.gguf[@REVISION]",
         ),
         ("source: models/m.gguf", "alis: m", "two.yaml:7: spec.model.source: is missing"),
         ("sha256: 0", "sha256: x", "two.yaml:9: spec.model.sha256: "),
@@ -161,6 +191,56 @@ def test_a_fault_names_the_line_and_the_field(file: Path, old: str, new: str, me
     assert refusal(file, WHOLE.replace(old, new, 1)).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("source", "scheme"),
+    [
+        ("models/m.gguf", ""),
+        ("/srv/m.gguf", ""),
+        ("hf://org/repo/file.gguf", "hf"),
+        ("hf://org/repo/folder/file-00001-of-00003.gguf@v1.0", "hf"),
+        ("https://example.com/m.gguf?download=true", "https"),
+        ("pvc://models/folder/m.gguf", "pvc"),
+        ("ollama://llama3.2:1b", "ollama"),
+        ("ollama://user/name", "ollama"),
+    ],
+)
+def test_sources(source: str, scheme: str) -> None:
+    assert Model(source=source).scheme == scheme
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "hf://org/m.gguf",
+        "hf://org/repo/m.bin",
+        "http://example.com/m.gguf",
+        "https://example.com",
+        "s3://bucket/m.gguf",
+        "pvc://models",
+        "pvc://models/../m.gguf",
+        "pvc://models//m.gguf",
+        "ollama://",
+    ],
+)
+def test_sources_that_are_refused(source: str) -> None:
+    with pytest.raises(ValueError, match=r"does not look like|unknown scheme"):
+        Model(source=source)
+
+
+def test_what_only_kubernetes_uses(file: Path) -> None:
+    spec = parse(file, LEAST + KUBERNETES).spec
+    (group,) = spec.workers
+    assert (group.resources.limits, group.cache.size, group.cache.retain) == (
+        {"memory": "8Gi", "cpu": 4},
+        20 << 30,
+        True,
+    )
+    assert group.tolerations == [Toleration(key="gpu", operator="Exists")]
+    assert (spec.model.secret_ref, spec.model.storage.size) == (TokenRef(name="t"), 10 << 30)
+    assert spec.network.allow_from == [{"podSelector": {}}]
+    assert (spec.expose.type, spec.suspend, spec.devices) == ("NodePort", True, 1)
+
+
 def test_every_fault_has_a_line_of_its_own_in_the_order_of_the_file(file: Path) -> None:
     text = WHOLE.replace("24GiB", "much").replace("4096", "none").replace("9000", "-1")
     assert [line.split(": ")[:2] for line in refusal(file, text).splitlines()] == [
@@ -177,7 +257,7 @@ def test_every_fault_has_a_line_of_its_own_in_the_order_of_the_file(file: Path) 
         ("# nothing\n", "two.yaml: the file is empty"),
         ("- a\n", "two.yaml:1: expected a mapping with apiVersion"),
         ("text", "two.yaml:1: expected a mapping with apiVersion"),
-        (LEAST + "---\n" + LEAST, "two.yaml:8: a second document starts here"),
+        (LEAST + "---\n" + LEAST, "two.yaml:9: a second document starts here"),
         ("a: &a\n  b: *a\n", "two.yaml:"),
         ("[" * 5000, "two.yaml"),
         ("a: " * 40, "two.yaml:1: not valid YAML"),

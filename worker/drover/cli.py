@@ -4,6 +4,7 @@ Nothing heavy is imported before a sub-command runs. An error of ours is one lin
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -33,12 +34,15 @@ def up(
     file: Annotated[Path, typer.Argument(help="The InferenceCluster, a YAML file.")],
     prompt: Annotated[str | None, typer.Option(help="Continue this text, print it and end.")] = None,
     max_tokens: Annotated[int, typer.Option("-n", "--max-tokens", min=1, help="With --prompt: tokens at most.")] = 64,
+    volume: Annotated[
+        list[str] | None, typer.Option(metavar="CLAIM=FOLDER", help="The folder that stands for a volume claim.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the workers say.")] = False,
 ) -> None:
     """Run an InferenceCluster as processes on this machine."""
     from drover import local
 
-    local.up(file, prompt, max_tokens, verbose)
+    local.up(file, prompt, max_tokens, verbose, volumes(volume or ()))
 
 
 @app.command()
@@ -58,6 +62,17 @@ def plan(
     rooms = [Room(f"worker-{index}", size, size) for index, size in enumerate(sizes)]
     config = Config(model, tensor_split=shares(tensor_split), context=ctx_size, parallel=parallel)
     print(preview(config, rooms))
+
+
+def volumes(given: Sequence[str]) -> dict[str, Path]:
+    """CLAIM=FOLDER, as pairs; DroverError for anything else."""
+    pairs = [word.partition("=") for word in given]
+    for word, (claim, _, folder) in zip(given, pairs, strict=True):
+        if not claim or not folder:
+            raise DroverError(f"--volume {word}: write CLAIM=FOLDER, e.g. models=/srv/models")
+        if not Path(folder).expanduser().is_dir():
+            raise DroverError(f"--volume {word}: there is no folder {folder}")
+    return {claim: Path(folder) for claim, _, folder in pairs}
 
 
 @app.callback(invoke_without_command=True)

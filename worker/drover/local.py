@@ -5,21 +5,35 @@ It starts the project's own commands with the flags that the file amounts to; it
 
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from drover.coordinator.local_devices import address_of
 from drover.errors import SpecError
 from drover.herd import Herd, sigterm_unwinds
-from drover.spec import Model, Spec, WorkerGroup, load
+from drover.spec import InferenceCluster, Model, Serving, Spec, WorkerGroup
+from drover.spec_file import load
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+HIGHEST_PORT = 65535
 
 
-def up(path: Path, prompt: str | None = None, max_tokens: int = 64, verbose: bool = False) -> None:
-    """Run the InferenceCluster of a file until told to stop, or for one prompt; DroverError if anything ends early."""
+def up(
+    path: Path,
+    prompt: str | None = None,
+    max_tokens: int = 64,
+    verbose: bool = False,
+    volumes: Mapping[str, Path] | None = None,
+) -> None:
+    """Run the InferenceCluster of a file until told to stop, or for one prompt; DroverError if anything ends early.
+
+    `volumes` are folders that stand for the volume claims of `pvc://` sources.
+    """
     cluster = load(path)
     spec = cluster.spec
-    model = model_file(spec.model, path)
+    model = model_file(spec.model, path, volumes or {})
+    check_local(cluster, path)
     folder = tempfile.TemporaryDirectory(prefix="drover-")
     with sigterm_unwinds(), folder, Herd(Path(folder.name), verbose) as herd:
         count = sum(group.replicas for group in spec.workers)
@@ -35,9 +49,9 @@ def up(path: Path, prompt: str | None = None, max_tokens: int = 64, verbose: boo
         herd.watch(None if prompt is None else coordinator)
 
 
-def model_file(model: Model, spec_path: Path) -> Path:
-    """The model's file, found from where the spec stands; its hash is checked if one is given."""
-    path = (spec_path.parent / Path(model.source).expanduser()).resolve()
+def model_file(model: Model, spec_path: Path, volumes: Mapping[str, Path]) -> Path:
+    """The model's file, beside the spec or in a claim's folder; its hash is checked if one is given."""
+    path = _place(model, spec_path, volumes)
     if not path.is_file():
         raise SpecError(f"{spec_path}: spec.model.source: there is no file {path}")
     if model.sha256 is not None:
@@ -46,6 +60,40 @@ def model_file(model: Model, spec_path: Path) -> Path:
         if found != model.sha256:
             raise SpecError(f"{spec_path}: spec.model.sha256: {path} has {found}: it is another file, or damaged")
     return path
+
+
+def check_local(cluster: InferenceCluster, spec_path: Path) -> None:
+    """Refuse what cannot be kept on one machine; what only means something on Kubernetes is passed over."""
+    for index, group in enumerate(cluster.spec.workers):
+        last = (group.port or 0) + group.replicas - 1
+        if last > HIGHEST_PORT:
+            where = f"{spec_path}: spec.workers[{index}].port"
+            raise SpecError(f"{where}: {group.replicas} workers from {group.port} on reach past port {HIGHEST_PORT}")
+    if _asks_for_key(cluster.spec.serving):
+        raise SpecError(
+            f"{spec_path}: spec.serving.apiKeySecretRef: there are no Secrets on this machine, and others can reach "
+            f"{cluster.spec.serving.host}; give apiKey instead, or leave host out"
+        )
+
+
+def _asks_for_key(serving: Serving) -> bool:
+    """Whether the file wants a key that only Kubernetes has, on an address that others can reach."""
+    return serving.enabled and serving.api_key_secret_ref is not None and serving.host not in LOOPBACK
+
+
+def _place(model: Model, spec_path: Path, volumes: Mapping[str, Path]) -> Path:
+    where = f"{spec_path}: spec.model.source"
+    if model.scheme == "pvc":
+        claim, _, inside = model.source.removeprefix("pvc://").partition("/")
+        if claim not in volumes:
+            raise SpecError(f"{where}: the volume claim {claim!r} needs a folder here: --volume {claim}=FOLDER")
+        return (volumes[claim].expanduser() / inside).resolve()
+    if model.scheme:
+        raise SpecError(
+            f"{where}: {model.source} is not on this machine; download it with: drover fetch {model.source} --into "
+            "FOLDER, then give the path of the file as source"
+        )
+    return (spec_path.parent / Path(model.source).expanduser()).resolve()
 
 
 def start_workers(spec: Spec, herd: Herd) -> list[str]:

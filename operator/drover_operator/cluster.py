@@ -1,0 +1,225 @@
+"""The API server: the only module that imports `kubernetes`. Plain JSON in, plain JSON out.
+
+What is used of it, which is all that the operator's role must allow:
+
+| API group | resources | verbs |
+| --- | --- | --- |
+| drover.dev | inferenceclusters | get, list, watch |
+| drover.dev | inferenceclusters/status | patch |
+| apps | statefulsets, deployments | get, list, watch, create, patch, delete |
+| batch | jobs | get, list, watch, create, patch, delete |
+| policy | poddisruptionbudgets | get, list, watch, create, patch, delete |
+| networking.k8s.io | networkpolicies | get, list, watch, create, patch, delete |
+| (core) | services | get, list, watch, create, patch, delete |
+| (core) | configmaps, persistentvolumeclaims | get, list, watch, create, patch |
+| (core) | pods | list, watch |
+| (core) | events | create |
+
+`list` and `watch` are also what kopf does for `handlers`, which needs `get`, `list` and `watch` of
+apiextensions.k8s.io customresourcedefinitions (and of namespaces, when several are watched by pattern) only if they
+are allowed. Secrets are never read: pods mount them. An apply is a `patch`, and a `create` where there was nothing.
+"""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+import structlog
+import urllib3
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic import DynamicClient
+
+from drover.spec import API_VERSION, KIND
+from drover_operator import names
+from drover_operator.errors import RefusedError, UnavailableError
+from drover_operator.target import Manifest
+
+log = structlog.get_logger()
+
+PATHS = {
+    "InferenceCluster": ("apis/drover.dev/v1alpha1", "inferenceclusters"),
+    "StatefulSet": ("apis/apps/v1", "statefulsets"),
+    "Deployment": ("apis/apps/v1", "deployments"),
+    "Job": ("apis/batch/v1", "jobs"),
+    "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
+    "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
+    "Service": ("api/v1", "services"),
+    "ConfigMap": ("api/v1", "configmaps"),
+    "PersistentVolumeClaim": ("api/v1", "persistentvolumeclaims"),
+    "Pod": ("api/v1", "pods"),
+    "Event": ("api/v1", "events"),
+}
+OWNED = tuple(kind for kind in PATHS if kind not in ("InferenceCluster", "Event"))
+SECONDS = 20
+LONGEST_MESSAGE = 1000
+
+_FOR_GOOD = {400, 403, 404, 405, 413, 415, 422}
+"""Answers that the same request would get again."""
+_UNTYPED = "failed to create typed patch object"
+"""What it says, with status 500, of an apply that has fields of the wrong kind."""
+
+
+class ApiServer:
+    """A connection to the API server; any thread may call."""
+
+    def __init__(self, dynamic: DynamicClient, reporter: str) -> None:
+        self._client = dynamic
+        self._reporter = reporter
+
+    def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """One object, or None."""
+        try:
+            return self._ask("get", _path(kind, namespace, name)) | {"kind": kind}
+        except _MissingError:
+            return None
+
+    def owned(self, namespace: str, name: str) -> list[Manifest]:
+        """All objects with the labels of an InferenceCluster, its pods among them."""
+        query = [("labelSelector", names.owned(name))]
+        found = []
+        for kind in OWNED:
+            answer = self._ask("get", _path(kind, namespace), query=query)
+            found += [body | {"kind": kind} for body in answer.get("items") or ()]
+        return found
+
+    def all_names(self, namespace: str | None = None) -> list[tuple[str, str]]:
+        """Namespace and name of every InferenceCluster."""
+        prefix, plural = PATHS["InferenceCluster"]
+        path = f"/{prefix}/namespaces/{namespace}/{plural}" if namespace else f"/{prefix}/{plural}"
+        items = self._ask("get", path).get("items") or ()
+        return [(body["metadata"]["namespace"], body["metadata"]["name"]) for body in items]
+
+    def apply(self, manifest: Manifest) -> None:
+        """Server-side apply: what the manifest says is ours, whoever wrote it before; RefusedError with the reason."""
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        path = _path(kind, metadata["namespace"], metadata["name"])
+        try:
+            self._apply(path, manifest)
+        except (RefusedError, _MissingError) as error:
+            raise RefusedError(f"{kind} {metadata['name']}: {error}") from None
+
+    def delete(self, body: Manifest) -> None:
+        """Remove an object at once and what it owns after it; only the very one that was seen."""
+        metadata = body["metadata"]
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": metadata["uid"]}}
+        try:
+            self._ask("delete", _path(body["kind"], metadata["namespace"], metadata["name"]), body=options)
+        except _MissingError:
+            return
+
+    def write_status(self, body: Manifest, made: Manifest) -> None:
+        """Replace the status; that the object is gone by now is no error."""
+        metadata = body["metadata"]
+        whole = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]},
+            "status": made,
+        }
+        path = _path(KIND, metadata["namespace"], metadata["name"]) + "/status"
+        try:
+            self._apply(path, whole)
+        except _MissingError:
+            return
+        except RefusedError as error:
+            raise RefusedError(f"the status of {metadata['name']}: {error}") from None
+
+    def tell(self, body: Manifest, kind: str, reason: str, message: str) -> None:
+        """An event; one that cannot be written is logged, and that is all."""
+        metadata = body["metadata"]
+        now = datetime.now().astimezone().isoformat()
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": metadata["uid"],
+            },
+            "type": kind,
+            "reason": reason,
+            "message": message[:LONGEST_MESSAGE],
+            "source": {"component": self._reporter},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        try:
+            self._ask("post", _path("Event", metadata["namespace"]), body=event)
+        except (UnavailableError, RefusedError, _MissingError) as error:
+            log.warning("event not written", reason=reason, error=str(error))
+
+    def _apply(self, path: str, manifest: Manifest) -> None:
+        query = [("fieldManager", names.MANAGER), ("force", "true")]
+        self._ask("patch", path, manifest, query, content_type="application/apply-patch+yaml")
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Manifest | None = None,
+        query: Sequence[tuple[str, str]] = (),
+        content_type: str | None = None,
+    ) -> Manifest:
+        try:
+            answer = self._client.request(
+                method,
+                path,
+                body=body,
+                query_params=list(query),
+                content_type=content_type,
+                header_params={"Accept": "application/json"},
+                serialize=False,
+                _request_timeout=SECONDS,
+            )
+            made: Manifest = json.loads(answer.data)
+            return made
+        except ApiException as error:
+            raise _translated(error) from None
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise UnavailableError(f"the API server cannot be asked: {error}") from None
+
+
+class _MissingError(Exception):
+    """There is no such object."""
+
+
+def connect(reporter: str, threads: int = 4) -> ApiServer:
+    """The API server of the pod we run in, or of KUBECONFIG; UnavailableError if neither says which."""
+    settings = client.Configuration()
+    try:
+        try:
+            config.load_incluster_config(client_configuration=settings)
+        except config.ConfigException:
+            config.load_kube_config(client_configuration=settings)
+    except config.ConfigException as error:
+        raise UnavailableError(
+            f"neither a service account nor a kubeconfig says where the API server is: {error}"
+        ) from None
+    settings.connection_pool_maxsize = threads + 1
+    return ApiServer(DynamicClient(client.ApiClient(settings), discoverer=lambda *_: None), reporter)
+
+
+def _path(kind: str, namespace: str, name: str | None = None) -> str:
+    prefix, plural = PATHS[kind]
+    path = f"/{prefix}/namespaces/{quote(namespace, safe='')}/{plural}"
+    return f"{path}/{quote(name, safe='')}" if name else path
+
+
+def _translated(error: Any) -> Exception:
+    """The API server's answer as one of our own."""
+    try:
+        said = json.loads(error.body)["message"]
+    except (TypeError, ValueError, KeyError):
+        said = error.reason or "no reason given"
+    if error.status == 404:
+        return _MissingError(said)
+    if error.status in _FOR_GOOD or _UNTYPED in said:
+        return RefusedError(said)
+    return UnavailableError(f"the API server answered {error.status}: {said}")

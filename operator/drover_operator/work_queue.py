@@ -1,0 +1,124 @@
+"""Which InferenceClusters are due, and when: one thread at a time for each, and one cycle for all that happened.
+
+What arrives while one is being worked on is done after it. One that failed comes back later and later; one that asks
+to be looked at again comes back then, unless something happens before.
+"""
+
+import heapq
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Key = tuple[str, str]
+"""Namespace and name."""
+
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 300.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    due: float
+    failures: int = 0
+    pauses: int = 0
+    busy: bool = False
+    waiting: bool = True
+
+
+class WorkQueue:
+    """Keys with the time they are due; any thread may call."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._entries: dict[Key, _Entry] = {}
+        self._heap: list[tuple[float, Key]] = []
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def add(self, key: Key, seconds: float = 0.0) -> None:
+        """Something happened to a key: it is due in so many seconds, or sooner if it was."""
+        with self._changed:
+            due = self._clock() + seconds
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = self._entries[key] = _Entry(due)
+            elif entry.waiting:
+                entry.due = min(entry.due, due)
+            else:
+                entry.due, entry.waiting = due, True
+            self._push(key, entry)
+
+    def take(self) -> Key | None:
+        """Wait for the next key that is due; None once the queue is closed."""
+        with self._changed:
+            while not self._closed:
+                key, seconds = self._next()
+                if key is not None:
+                    entry = self._entries[key]
+                    entry.busy, entry.waiting = True, False
+                    return key
+                self._changed.wait(seconds)
+            return None
+
+    def done(self, key: Key, again: float | None = None) -> None:
+        """A key was worked on; it is due again after `again` seconds, twice as long each time it says so in a row."""
+        with self._changed:
+            entry = self._entries[key]
+            entry.busy, entry.failures = False, 0
+            if again is None:
+                entry.pauses = 0
+            else:
+                self._later(entry, min(again * 2**entry.pauses, max(again, LONGEST_PAUSE)))
+                entry.pauses += 1
+            self._settle(key, entry)
+
+    def failed(self, key: Key) -> float:
+        """Work on a key failed; it comes back after the pause returned, longer after each failure in a row."""
+        with self._changed:
+            entry = self._entries[key]
+            pause: float = min(FIRST_PAUSE * 2**entry.failures, LONGEST_PAUSE)
+            entry.busy, entry.failures = False, min(entry.failures + 1, 16)
+            entry.due, entry.waiting = self._clock() + pause, True
+            self._settle(key, entry)
+            return pause
+
+    def close(self) -> None:
+        """Let everybody who waits go."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def __len__(self) -> int:
+        """How many keys wait or are being worked on."""
+        return len(self._entries)
+
+    def _later(self, entry: _Entry, seconds: float) -> None:
+        due = self._clock() + seconds
+        entry.due = min(entry.due, due) if entry.waiting else due
+        entry.waiting = True
+
+    def _settle(self, key: Key, entry: _Entry) -> None:
+        if entry.waiting:
+            self._push(key, entry)
+        else:
+            del self._entries[key]
+
+    def _push(self, key: Key, entry: _Entry) -> None:
+        if not entry.busy:
+            heapq.heappush(self._heap, (entry.due, key))
+            self._changed.notify()
+
+    def _next(self) -> tuple[Key | None, float | None]:
+        """A key that is due, or how long to wait for the first."""
+        while self._heap:
+            due, key = self._heap[0]
+            entry = self._entries.get(key)
+            if entry is None or entry.busy or not entry.waiting or entry.due != due:
+                heapq.heappop(self._heap)
+                continue
+            left = due - self._clock()
+            if left > 0:
+                return None, left
+            heapq.heappop(self._heap)
+            return key, None
+        return None, None

@@ -1,0 +1,430 @@
+"""Whole cycles against a small Kubernetes: what comes to be, what is put back, and that it comes to rest."""
+
+import json
+from typing import Any
+
+import pytest
+
+from drover.errors import WorkerError
+from support.fake_kubernetes import FakeKubernetes, PowerCutError
+from support.operator_world import FETCHED, LOADED, World, body
+
+CONDITIONS = ("WorkersReady", "ModelAvailable", "Planned", "SplitVerified", "Serving", "Ready")
+
+
+def names(api: FakeKubernetes) -> set[tuple[str, str]]:
+    return {(kind, name) for kind, _, name in api.objects if kind != "Pod"}
+
+
+def test_from_nothing_to_ready(world: World) -> None:
+    world.run()
+    assert {name: world.said(name)[0] for name in CONDITIONS} == dict.fromkeys(CONDITIONS, "True")
+    assert names(world.api) == {
+        ("InferenceCluster", "herd"),
+        ("StatefulSet", "herd-w"),
+        ("Service", "herd-w"),
+        ("PodDisruptionBudget", "herd-w"),
+        ("NetworkPolicy", "herd-w"),
+        ("PersistentVolumeClaim", "herd-model"),
+        ("Job", "herd-fetch"),
+        ("ConfigMap", "herd-plan"),
+        ("Job", "herd-load"),
+        ("Deployment", "herd"),
+        ("Service", "herd"),
+    }
+    status = world.status
+    assert status["workers"] == "2/2"
+    assert status["endpoints"] == {
+        "rpc": ["herd-w-0.herd-w.farm.svc:50052", "herd-w-1.herd-w.farm.svc:50052"],
+        "openai": "http://herd.farm.svc:8080/v1",
+        "llamaServerArgs": "--rpc herd-w-0.herd-w.farm.svc:50052,herd-w-1.herd-w.farm.svc:50052 --tensor-split 1,1 "
+        "--n-gpu-layers 999",
+    }
+    assert status["plan"] == [
+        {"worker": "herd-w-0", "device": "cpu", "proportion": 1.0, "layers": "0-5", "bytes": 100},
+        {"worker": "herd-w-1", "device": "cpu", "proportion": 1.0, "layers": "6-7 + output", "bytes": 50},
+    ]
+    assert (status["report"]["tokensPerSecond"], status["report"]["bytesUploaded"]) == (12.5, 150)
+    assert "text" not in status["report"]
+    assert "odd" not in status["report"]["stages"][1]
+
+
+def test_the_plan_is_what_a_stock_client_needs(world: World) -> None:
+    world.totals = {"10.0.0.1": [6 << 30], "10.0.0.2": [2 << 30]}
+    world.run()
+    data = world.api.one("ConfigMap", "herd-plan")["data"]
+    plan = json.loads(data.pop("plan.json"))
+    assert data == {
+        "LLAMA_ARG_RPC": "herd-w-0.herd-w.farm.svc:50052,herd-w-1.herd-w.farm.svc:50052",
+        "LLAMA_ARG_TENSOR_SPLIT": "6,2",
+        "LLAMA_ARG_N_GPU_LAYERS": "999",
+    }
+    assert [share["total"] for share in plan["shares"]] == [6 << 30, 2 << 30]
+
+
+def test_when_nothing_changes_nothing_is_written_and_nobody_asked(world: World) -> None:
+    world.run()
+    writes, asked = len(world.api.writes), len(world.asked)
+    for _ in range(5):
+        world.wait(3600)
+        world.api.settle()
+        assert world.cycle().again is None
+    assert (len(world.api.writes), len(world.asked)) == (writes, asked)
+
+
+def test_serving_starts_only_when_the_split_is_verified(world: World) -> None:
+    del world.api.ends["herd-load"]
+    world.run()
+    assert world.api.one("Deployment", "herd")["spec"]["replicas"] == 0
+    assert world.said("SplitVerified") == ("Unknown", "Loading")
+    world.api.ends["herd-load"] = (0, LOADED)
+    world.run()
+    assert world.api.one("Deployment", "herd")["spec"]["replicas"] == 1
+
+
+def test_a_split_that_is_not_proven_is_not_served(world: World) -> None:
+    fault = {"ok": False, "reason": "SplitMismatch", "message": "worker herd-w-1 holds nothing of the model"}
+    world.api.ends["herd-load"] = (1, fault)
+    world.run()
+    assert world.said("SplitVerified") == ("False", "SplitMismatch")
+    assert "holds nothing" in world.message("SplitVerified")
+    assert "delete the Job herd-load" in world.message("SplitVerified")
+    assert world.said("Ready") == ("False", "SplitMismatch")
+    assert world.api.one("Deployment", "herd")["spec"]["replicas"] == 0
+    assert world.api.writes.count("apply Job herd-load") == 1
+
+
+def test_a_model_that_does_not_fit_is_a_fault_of_the_plan(world: World) -> None:
+    fault = {"ok": False, "reason": "DoesNotFit", "message": "the model does not fit: 3 GiB are left over"}
+    world.api.ends["herd-load"] = (1, fault)
+    world.run()
+    assert world.said("Planned") == ("False", "DoesNotFit")
+    assert "3 GiB are left over" in world.message("Ready")
+
+
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        ({"ok": False, "reason": "ChecksumMismatch", "message": "m.gguf has the hash 12"}, "ChecksumMismatch"),
+        ("Traceback\nOSError: no space left on device", "FetchFailed"),
+    ],
+)
+def test_a_download_that_fails_ends_in_a_condition(world: World, report: Any, reason: str) -> None:
+    world.api.ends["herd-fetch"] = (1, report)
+    world.run()
+    assert world.said("ModelAvailable") == ("False", reason)
+    assert world.said("Ready") == ("False", reason)
+    said = report["message"] if isinstance(report, dict) else report.splitlines()[-1]
+    assert said in world.message("ModelAvailable")
+    assert not world.api.has("Job", "herd-load")
+
+
+def test_deleting_a_failed_job_tries_again(world: World) -> None:
+    world.api.ends["herd-fetch"] = (1, "no route")
+    world.run()
+    world.api.ends["herd-fetch"] = (0, FETCHED)
+    world.api.remove(world.api.one("Job", "herd-fetch"))
+    world.run()
+    assert world.said("Ready")[0] == "True"
+
+
+def test_a_successful_load_is_remembered_when_its_job_is_gone(world: World) -> None:
+    world.run()
+    for name in ("herd-load", "herd-fetch"):
+        world.api.remove(world.api.one("Job", name))
+    world.run()
+    assert world.said("Ready")[0] == "True"
+    assert not world.api.has("Job", "herd-load")
+
+
+def test_a_load_runs_again_when_a_worker_is_another_pod(world: World) -> None:
+    world.run()
+    first = world.api.one("Job", "herd-load")["metadata"]["uid"]
+    world.api.remove(world.api.one("Pod", "herd-w-1"))
+    world.run()
+    assert world.said("Ready")[0] == "True"
+    assert world.api.one("Job", "herd-load")["metadata"]["uid"] != first
+    world.cycle()
+    assert world.api.writes.count("apply Job herd-load") == 2
+    deletes = [what for what in world.api.writes if what.startswith("delete")]
+    assert deletes == ["delete Job herd-load"]
+
+
+def test_nobody_serves_an_old_plan_while_a_new_one_is_loaded(world: World) -> None:
+    world.run()
+    world.api.remove(world.api.one("Pod", "herd-w-1"))
+    del world.api.ends["herd-load"]
+    seen = []
+    for _ in range(12):
+        world.api.settle()
+        world.cycle()
+        parts = [pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in world.api.all("Pod")]
+        seen.append((parts.count("load"), parts.count("coordinator")))
+    assert (1, 0) in seen
+    assert not any(loading and coordinators for loading, coordinators in seen)
+
+
+@pytest.mark.parametrize("replicas", [3, 1])
+def test_scaling_a_group_makes_a_new_plan(world: World, replicas: int) -> None:
+    world.run()
+    world.api.change("herd", workers=[{"name": "w", "replicas": replicas, "memory": "1Gi"}])
+    world.run()
+    assert world.said("Ready")[0] == "True"
+    assert len(world.status["endpoints"]["rpc"]) == replicas
+    assert world.api.one("ConfigMap", "herd-plan")["data"]["LLAMA_ARG_TENSOR_SPLIT"] == ",".join(["1"] * replicas)
+
+
+def test_another_model_is_fetched_and_loaded(world: World) -> None:
+    world.run()
+    world.api.ends["herd-fetch"] = (0, FETCHED | {"path": "/models/n.gguf"})
+    world.api.change("herd", model={"source": "hf://org/repo/n.gguf", "storage": {"size": "2Gi"}})
+    world.run()
+    assert world.said("Ready")[0] == "True"
+    (container,) = world.api.one("Deployment", "herd")["spec"]["template"]["spec"]["containers"]
+    assert container["args"][1] == "/models/n.gguf"
+
+
+def test_a_removed_group_goes_and_its_volumes_stay(world: World) -> None:
+    group = {"name": "old", "cache": {"size": "1Gi"}}
+    world.api.change("herd", workers=[{"name": "w", "replicas": 2}, group])
+    world.run()
+    assert world.api.has("StatefulSet", "herd-old")
+    world.api.change("herd", workers=[{"name": "w", "replicas": 2}])
+    world.run()
+    assert not [name for _, name in names(world.api) if name == "herd-old"]
+    assert world.said("Ready")[0] == "True"
+
+
+def test_suspend_stops_everything_and_keeps_the_model(world: World) -> None:
+    world.run()
+    world.api.change("herd", suspend=True)
+    world.run()
+    assert {pod["status"]["phase"] for pod in world.api.all("Pod")} == {"Succeeded"}
+    assert world.api.has("PersistentVolumeClaim", "herd-model")
+    assert world.said("Ready") == ("False", "Suspended")
+    assert world.status["workers"] == "0/2"
+    world.api.change("herd", suspend=False)
+    world.run()
+    assert world.said("Ready")[0] == "True"
+
+
+def test_hand_made_changes_are_put_back_with_an_event(world: World) -> None:
+    world.run()
+    world.api.edit("StatefulSet", "herd-w", "replicas", 5)
+    world.cycle()
+    assert world.api.one("StatefulSet", "herd-w")["spec"]["replicas"] == 2
+    assert [event for event in world.api.events if event[1] == "PutBack"] == [
+        (
+            "Warning",
+            "PutBack",
+            "StatefulSet herd-w was changed by hand and is put back; change the InferenceCluster instead",
+        )
+    ]
+    world.cycle()
+    assert len([event for event in world.api.events if event[1] == "PutBack"]) == 1
+
+
+def test_what_was_deleted_by_hand_comes_back(world: World) -> None:
+    world.run()
+    for kind in ("NetworkPolicy", "Service", "StatefulSet"):
+        world.api.remove(world.api.one(kind, "herd-w"))
+    world.run()
+    assert world.said("Ready")[0] == "True"
+
+
+def test_an_object_that_belongs_to_someone_else_is_left_alone(world: World) -> None:
+    foreign = {"kind": "Service", "metadata": {"name": "herd", "namespace": "farm", "labels": {}}, "spec": {"a": 1}}
+    world.api.create(foreign)
+    world.run()
+    assert world.api.one("Service", "herd")["spec"] == {"a": 1}
+    assert world.said("Ready") == ("False", "Refused")
+    assert "belongs to someone else" in world.message("Ready")
+
+
+def test_what_the_api_server_refuses_is_a_condition_and_the_rest_goes_on(world: World) -> None:
+    world.api.refuse = lambda made: "exceeded quota" if made["kind"] == "StatefulSet" else None
+    world.run()
+    assert world.said("WorkersReady") == ("False", "Refused")
+    assert "StatefulSet herd-w: exceeded quota" in world.message("WorkersReady")
+    assert world.api.has("NetworkPolicy", "herd-w")
+    assert world.cycle().again == 60
+
+
+def test_a_service_that_cannot_be_put_back_is_made_anew(world: World) -> None:
+    world.run()
+    uid = world.api.one("Service", "herd")["metadata"]["uid"]
+    world.api.edit("Service", "herd", "ports", [{"name": "http", "port": 9999}])
+    world.api.refuse = lambda made: (
+        "duplicate port" if made["metadata"]["name"] == "herd" and world.api.has("Service", "herd") else None
+    )
+    world.run()
+    assert world.api.one("Service", "herd")["metadata"]["uid"] != uid
+    assert world.said("Ready")[0] == "True"
+
+
+def test_a_worker_that_does_not_answer_is_asked_again(world: World) -> None:
+    world.fault = WorkerError("the worker at 10.0.0.1:50052 speaks ggml RPC 7.0, we speak 8.0")
+    world.run()
+    assert world.said("Planned") == ("False", "ProbeFailed")
+    assert "speaks ggml RPC 7.0" in world.message("Planned")
+    assert world.cycle().again == 10
+    world.fault = None
+    world.run()
+    assert world.said("Ready")[0] == "True"
+
+
+def test_loads_that_keep_failing_come_later_and_later_and_then_no_more(world: World) -> None:
+    world.api.ends["herd-load"] = (3, {"ok": False, "reason": "WorkerUnavailable", "message": "worker w-1 went away"})
+    pauses = []
+    for _ in range(10):
+        world.run()
+        world.api.settle()
+        again = world.cycle().again
+        pauses.append(again)
+        world.wait(again or 3600)
+    assert pauses[:3] == [20, 40, 80]
+    assert set(pauses[3:]) == {None}
+    assert world.api.writes.count("apply Job herd-load") == 4
+    assert world.status["loadFailures"]["count"] == 4
+    world.api.ends["herd-load"] = (0, LOADED)
+    world.api.change("herd", context=2048)
+    world.run()
+    assert world.said("Ready")[0] == "True"
+    assert "loadFailures" not in world.status
+
+
+def test_a_crash_loop_of_workers_does_not_load_for_ever(world: World) -> None:
+    """Each time the load kills a worker, that comes back as another pod: the same failure about other pods."""
+    world.api.ends["herd-load"] = (1, {"ok": False, "reason": "OutOfMemory", "message": "worker w-1 cannot reserve"})
+    for _ in range(12):
+        world.run()
+        world.api.remove(world.api.one("Pod", "herd-w-1"))
+        world.wait(3600)
+    world.run()
+    assert world.api.writes.count("apply Job herd-load") == 4
+    assert world.said("SplitVerified") == ("False", "TooManyFailures")
+
+
+def test_memory_that_is_about_the_same_keeps_the_plan(world: World) -> None:
+    world.totals = {"10.0.0.1": [1000 << 20], "10.0.0.2": [1000 << 20]}
+    world.run()
+    before = world.api.one("ConfigMap", "herd-plan")["data"]["LLAMA_ARG_TENSOR_SPLIT"]
+    world.totals = {"10.0.0.1": [990 << 20], "10.0.0.2": [1010 << 20]}
+    world.api.remove(world.api.one("Pod", "herd-w-0"))
+    world.run()
+    assert world.api.one("ConfigMap", "herd-plan")["data"]["LLAMA_ARG_TENSOR_SPLIT"] == before
+    world.totals = {"10.0.0.1": [2000 << 20], "10.0.0.2": [1000 << 20]}
+    world.api.remove(world.api.one("Pod", "herd-w-0"))
+    world.run()
+    assert world.api.one("ConfigMap", "herd-plan")["data"]["LLAMA_ARG_TENSOR_SPLIT"] == "1.95,0.98"
+
+
+def test_a_spec_that_is_not_valid_is_a_condition_and_changes_nothing(world: World) -> None:
+    world.run()
+    world.api.change("herd", workers=[{"name": "w", "replicas": 2, "memory": "much"}])
+    writes = len(world.api.writes)
+    assert world.cycle().again is None
+    assert world.said("Ready") == ("False", "SpecInvalid")
+    assert "spec.workers[0].memory: 'much' is not a size" in world.message("Ready")
+    assert [what for what in world.api.writes[writes:] if what not in ("status", "event")] == []
+    assert world.said("WorkersReady")[0] == "True"
+    world.cycle()
+    assert world.api.writes[writes:].count("status") == 1
+
+
+def test_a_model_on_a_claim_of_the_users(world: World) -> None:
+    world.api.change("herd", model={"source": "pvc://models/llama/m.gguf"})
+    world.run()
+    assert world.said("ModelAvailable") == ("False", "ClaimMissing")
+    metadata = {"name": "models", "namespace": "farm"}
+    world.api.create({"kind": "PersistentVolumeClaim", "metadata": metadata, "status": {"phase": "Bound"}})
+    world.run()
+    assert world.said("Ready")[0] == "True"
+    assert not world.api.has("Job", "herd-fetch")
+    assert not world.api.has("PersistentVolumeClaim", "herd-model")
+    pod = world.api.one("Deployment", "herd")["spec"]["template"]["spec"]
+    assert {"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}} in pod["volumes"]
+    assert pod["containers"][0]["args"][1] == "/models/llama/m.gguf"
+
+
+def test_without_serving_the_workers_are_ready_for_others(world: World) -> None:
+    world.api.change("herd", serving={"enabled": False})
+    world.run()
+    assert (world.said("Serving"), world.said("Ready")[0]) == (("False", "Disabled"), "True")
+    assert not world.api.has("Deployment", "herd")
+    assert "openai" not in world.status["endpoints"]
+
+
+def test_exposed_workers_have_services_and_addresses(world: World) -> None:
+    world.api.change("herd", expose={"type": "NodePort"})
+    world.run()
+    for index in range(2):
+        world.api.one("Service", f"herd-w-{index}-rpc")["spec"]["ports"][0]["nodePort"] = 30000 + index
+    world.run()
+    assert world.status["endpoints"]["exposed"] == ["192.168.0.9:30000", "192.168.0.9:30001"]
+    world.api.change("herd", expose={"type": "None"})
+    world.run()
+    assert not world.api.has("Service", "herd-w-0-rpc")
+
+
+def test_deleting_takes_everything_with_it(world: World) -> None:
+    world.run()
+    world.api.remove(world.api.one("InferenceCluster", "herd"))
+    assert world.api.objects == {}
+    assert world.cycle().writes == 0
+
+
+def shape(api: FakeKubernetes) -> dict[tuple[str, str, str], Any]:
+    """Everything but what differs from one run to the next: uids, and what follows from them."""
+    text = json.dumps({"|".join(key): value for key, value in sorted(api.objects.items())}, sort_keys=True)
+    data = json.loads(text)
+    for value in data.values():
+        metadata = value["metadata"]
+        for key in ("uid", "managedFields", "generation", "ownerReferences", "annotations"):
+            metadata.pop(key, None)
+        template = value.get("spec", {}).get("template", {})
+        template.get("metadata", {}).pop("annotations", None)
+        for key in ("observedGeneration", "currentRevision", "updateRevision"):
+            value.get("status", {}).pop(key, None)
+        value.get("status", {}).get("report", {}).pop("of", None)
+        value.get("data", {}).pop("plan.json", None)
+    pods = {key for key in data if key.startswith("Pod|")}
+    for key in pods:
+        value = data.pop(key)
+        data.setdefault("|".join([*key.split("|")[:2], value["metadata"]["labels"]["app.kubernetes.io/component"]]), 0)
+    return data
+
+
+def test_killed_between_any_two_calls_it_comes_to_the_same(world: World) -> None:
+    world.run()
+    wanted, calls = shape(world.api), world.api.calls
+    assert calls > 40
+    for moment in range(1, calls + 1):
+        for when in ("dies_before", "dies_after"):
+            other = World()
+            other.api.create(body())
+            other.api.ends = world.api.ends
+            setattr(other.api, when, moment)
+            with pytest.raises(PowerCutError):
+                other.run()
+            other.run()
+            assert shape(other.api) == wanted, (when, moment)
+
+
+def test_killed_while_a_worker_is_replaced_it_comes_to_the_same(world: World) -> None:
+    world.run()
+    before = world.api.calls
+    world.api.remove(world.api.one("Pod", "herd-w-1"))
+    world.run()
+    wanted, calls = shape(world.api), world.api.calls
+    for moment in range(before + 1, calls + 1):
+        other = World()
+        other.api.create(body())
+        other.api.ends = world.api.ends
+        other.run()
+        other.api.remove(other.api.one("Pod", "herd-w-1"))
+        other.api.dies_after = moment
+        with pytest.raises(PowerCutError):
+            other.run()
+        other.run()
+        assert shape(other.api) == wanted, moment
