@@ -38,6 +38,7 @@ DOORS = {
     "asyncio": {"drover/coordinator/generation.py", "drover/coordinator/http_server.py"},
     "cupy": {"drover/worker/devices/cuda/"},
     "fastapi": {"drover/coordinator/http_server.py"},
+    "http": {"drover/worker/status_server.py", "drover/fetch/web.py"},
     "gguf": {"drover/worker/devices/reference/grids.py"},
     "jinja2": {"drover/coordinator/chat.py"},
     "kopf": {"drover_operator/handlers.py"},
@@ -45,6 +46,7 @@ DOORS = {
     "numba": {"drover/hashing.py", "drover/worker/devices/cpu/"},
     "socket": {
         "drover/worker/server.py",
+        "drover/worker/status_server.py",
         "drover/coordinator/remote.py",
         "drover/coordinator/http_server.py",
     },
