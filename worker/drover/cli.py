@@ -11,6 +11,7 @@ import typer
 
 import drover
 from drover.coordinator.__main__ import serve, shares
+from drover.coordinator.load_command import load
 from drover.errors import DroverError
 from drover.sizes import parse_size
 from drover.worker.__main__ import worker
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command()(worker)
 app.command()(serve)
+app.command()(load)
 
 
 @app.command()

@@ -28,9 +28,14 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """A stage for people; sizes in bytes."""
+    """A stage for people: its device's name, worker and number there; sizes in bytes."""
 
     device: str
+    worker: str
+    index: int
+    first: int
+    """Its first layer, and the one after its last; the output head counts as a layer."""
+    end: int
     layers: str
     weights: int
     cache: int

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from drover.errors import DeviceError, RemoteProtocolError, WorkerError
+from drover.errors import DeviceError, IncompatibleWorkerError, RemoteProtocolError, WorkerError
 from drover.ggml.ops import Op
 from drover.ggml.tensor import Tensor
 from drover.rpc import messages
@@ -91,6 +91,11 @@ class RemoteDevice:
     def index(self) -> int:
         """Its number on its worker."""
         return self._index
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent to its worker and received from it so far, those of its other devices included."""
+        return self._link.sent, self._link.received
 
     @property
     def alignment(self) -> int:
@@ -256,6 +261,8 @@ class Link:
     def __init__(self, endpoint: str, timeout: float, name: str) -> None:
         self.endpoint = endpoint
         self.name = name
+        self.sent = 0
+        self.received = 0
         self._timeout = timeout
         self._lock = threading.Lock()
         self._connection = ClientConnection()
@@ -337,6 +344,8 @@ class Link:
         except (OSError, EOFError, RemoteProtocolError) as error:
             self._failure = self._failure or self._explain(error)
             self._socket.close()
+            if isinstance(error, RemoteProtocolError) and not self._greeted:
+                raise IncompatibleWorkerError(self._failure) from None
             raise WorkerError(self._failure) from None
 
     def _explain(self, error: Exception) -> str:
@@ -355,6 +364,7 @@ class Link:
 
     def _transmit(self, buffers: Buffers, sent: Sent | None) -> None:
         *head, last = buffers
+        self.sent += sum(map(len, buffers))
         if len(last) <= _SMALL_FRAME:
             self._socket.sendall(b"".join(buffers))
             if sent is not None:
@@ -374,4 +384,5 @@ class Link:
             if count == 0:
                 raise EOFError
             self._connection.filled(count)
+            self.received += count
         return event

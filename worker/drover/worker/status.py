@@ -4,10 +4,10 @@ Asked at any time, from before the kernels are compiled until the process ends; 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import drover
+from drover.metrics import Figure, single
 from drover.rpc.messages import VERSION
 from drover.worker.memory import SharedDevice
 from drover.worker.server import Presence, Server
@@ -24,17 +24,6 @@ _WHY_NOT = {
     "serving": None,
     "stopping": "the worker is stopping",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One metric: its samples are values by label values."""
-
-    name: str
-    help: str
-    kind: Literal["counter", "gauge"]
-    labels: tuple[str, ...]
-    samples: tuple[tuple[tuple[str, ...], float], ...]
 
 
 class Status:
@@ -109,7 +98,7 @@ class Status:
             ("cache_bytes", "Bytes kept in the weight cache.", "gauge", self._store.used if self._store else 0),
             ("buffer_bytes", "Bytes of buffers that clients hold.", "gauge", sum(row.buffers for row in clients)),
         ]
-        simple = [Figure(f"drover_worker_{name}", text, kind, (), (((), value),)) for name, text, kind, value in rows]
+        simple = [single(f"drover_worker_{name}", text, kind, value) for name, text, kind, value in rows]
         return [*simple, *self._device_figures()]
 
     def _device_figures(self) -> list[Figure]:
@@ -120,8 +109,8 @@ class Status:
                 f"drover_worker_device_{word}_bytes",
                 f"Bytes of device memory that are {text}.",
                 "gauge",
-                ("device", "name"),
                 tuple((name, float(pair[position])) for name, pair in zip(names, memory, strict=True)),
+                labels=("device", "name"),
             )
             for position, (word, text) in enumerate((("free", "free"), ("total", "offered")))
         ]

@@ -1,7 +1,7 @@
 """The worker's status over HTTP: /healthz, /readyz, /metrics, /state. Read-only, and apart from the RPC port.
 
-It opens before anything that takes time, so that a probe hears "not yet" and not a refused connection. The only import
-of prometheus_client in the worker; what there is to say comes from `status`.
+It opens before anything that takes time, so that a probe hears "not yet" and not a refused connection. What there is to
+say comes from `status`.
 """
 
 import json
@@ -14,14 +14,11 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import structlog
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.registry import Collector
 
 import drover
+from drover import metrics
 from drover.errors import DroverError
-from drover.worker.status import Figure, Status
+from drover.worker.status import Status
 
 REQUEST_SECONDS = 10.0
 """How long a client of ours may take over its request."""
@@ -36,12 +33,11 @@ log = structlog.get_logger()
 @contextmanager
 def opened(host: str, port: int, status: Status) -> Iterator[int]:
     """Answer on this address, from a thread, for as long as the context lasts; gives the port. DroverError if taken."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Figures(status))
+    exposition = metrics.exposition(status.figures)
     answers: dict[str, Callable[[], Answer]] = {
         "/healthz": lambda: (HTTPStatus.OK, _TEXT, b"ok\n"),
         "/readyz": lambda: _readiness(status),
-        "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(registry)),
+        "/metrics": lambda: (HTTPStatus.OK, metrics.CONTENT_TYPE, exposition()),
         "/state": lambda: (HTTPStatus.OK, _JSON, json.dumps(status.state()).encode() + b"\n"),
     }
     with _listening(host, port, answers) as server:
@@ -116,22 +112,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the standard library's name
         """Probes come every few seconds: they are no news."""
-
-
-class _Figures(Collector):
-    """The worker's figures as Prometheus wants them."""
-
-    def __init__(self, status: Status) -> None:
-        self._status = status
-
-    def collect(self) -> Iterator[Metric]:
-        """All of them, as of now."""
-        yield from map(_family, self._status.figures())
-
-
-def _family(figure: Figure) -> Metric:
-    kind = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
-    family = kind(figure.name, figure.help, labels=figure.labels)
-    for labels, value in figure.samples:
-        family.add_metric(labels, value)
-    return family
