@@ -20,7 +20,14 @@ KERNELS = ROOT / "worker/drover/worker/devices/cpu"
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 50
 
-PURE = ("drover/ggml", "drover/rpc", "drover/plan.py", "drover/sizes.py", "drover/worker/devices/device.py")
+PURE = (
+    "drover/ggml",
+    "drover/rpc",
+    "drover/plan.py",
+    "drover/sizes.py",
+    "drover/sources.py",
+    "drover/worker/devices/device.py",
+)
 EFFECTS = {
     "asyncio",
     "logging",
@@ -45,6 +52,7 @@ DOORS = {
     "fastapi": {"drover/coordinator/routes.py", "drover/coordinator/http_server.py"},
     "http": {"drover/worker/status_server.py", "drover/fetch/web.py"},
     "gguf": {"drover/worker/devices/reference/grids.py"},
+    "huggingface_hub": {"drover/fetch/locate.py"},
     "jinja2": {"drover/coordinator/chat.py"},
     "kopf": {"drover_operator/handlers.py"},
     "kubernetes": {"drover_operator/cluster.py"},

@@ -39,6 +39,10 @@ class ModelError(DroverError):
 class ArchitectureError(ModelError):
     """A model file is sound, and of an architecture that we do not support."""
 
+    def __init__(self, message: str, architecture: str) -> None:
+        super().__init__(message)
+        self.architecture = architecture
+
 
 class ChecksumError(ModelError):
     """A model file is not the one that was asked for."""

@@ -21,6 +21,7 @@ def read(model: ModelFile) -> Model:
     if reader is None:
         known = ", ".join(sorted(READERS))
         raise ArchitectureError(
-            f"{model.path}: architecture {model.architecture!r} is not supported; supported: {known}"
+            f"{model.path}: architecture {model.architecture!r} is not supported; supported: {known}",
+            model.architecture,
         )
     return reader(model)
