@@ -61,7 +61,7 @@ DOORS = {
     "socket": {
         "drover/worker/server.py",
         "drover/worker/status_server.py",
-        "drover/coordinator/remote.py",
+        "drover/coordinator/link.py",
         "drover/coordinator/http_server.py",
     },
     "subprocess": {"drover/herd.py"},

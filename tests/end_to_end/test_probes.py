@@ -143,6 +143,8 @@ def test_a_coordinator_that_lost_a_worker_asks_to_be_started_again(tmp_path: Pat
             coordinator.wait_healthy(port)
             assert get(port, "/healthz")[0] == 200
             stack.close()
+            status, text = get(port, "/healthz")
+            assert (status, second in text) == (503, True)
             status, text = get(port, "/v1/completions", {"prompt": "The", "max_tokens": 2})
             assert (status, second in text) == (503, True)
             for path in ("/healthz", "/readyz", "/health"):

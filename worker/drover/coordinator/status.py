@@ -27,7 +27,10 @@ class Status:
 
     def failure(self) -> str | None:
         """Why nothing can be computed until the coordinator is started again; None if that is not so."""
-        return None if self.running is None else self.running.engine.failure
+        if self.running is None:
+            return None
+        lost = (device.lost for device in self.running.devices)
+        return self.running.engine.failure or next((why for why in lost if why is not None), None)
 
     def why_not_ready(self) -> str | None:
         """Why requests must wait or go elsewhere; None if they need not."""
