@@ -142,6 +142,12 @@ class TestCommandLine:
             workers = [f"127.0.0.1:{drover_workers[0]}"] if command[-1] == "--rpc" else []
             refused(*command, *workers, "--port", port, says=(port, "use"))
 
+    def test_key_file_that_cannot_be_used(self, tmp_path: Path) -> None:
+        serve = ("serve", drover.MODEL, "--rpc", NOBODY, "--api-key-file")
+        refused(*serve, tmp_path / "none", says=("none", "cannot be read"))
+        (tmp_path / "empty").write_text("\n")
+        refused(*serve, tmp_path / "empty", says=("empty",))
+
     @pytest.mark.parametrize("size", ["lots", "-1GiB", "0"])
     def test_senseless_memory(self, size: str) -> None:
         refused("worker", "--port", "0", f"--memory={size}", says=(size,))

@@ -94,6 +94,16 @@ def test_the_proof_of_two_workers_and_then_from_their_caches(tmp_path: Path) -> 
         assert again["text"] == data["text"]
 
 
+@pytest.mark.interop
+def test_the_proof_of_stock_workers_beside_our_own(stock_workers: list[int]) -> None:
+    stock = f"127.0.0.1:{stock_workers[0]}"
+    with worker() as ours:
+        status, report, said = load(drover.MODEL, "--rpc", f"{stock},{ours}", "--tensor-split", "1,1", *SMALL)
+    assert (status, report["reason"]) == (0, "Verified"), said
+    assert [stage["worker"] for stage in report["stages"]] == [stock, ours]
+    assert report["tokensPerSecond"] > 0
+
+
 def test_a_worker_that_holds_nothing() -> None:
     with worker() as first, worker() as second:
         status, report, said = load(drover.MODEL, "--rpc", f"{first},{second}", "--tensor-split", "1,0", *SMALL)

@@ -31,6 +31,7 @@ from drover.errors import ModelError, RequestError, WorkerError
 from drover.ggml.types import BY_NAME
 from drover.reports import ModelFacts
 
+PROGRESS_SECONDS = 10.0
 ENGINE_SECONDS = 2.0
 """How long a step that nobody waits for may delay the end."""
 
@@ -195,10 +196,16 @@ def _load(needs: _Needs, placement: Sequence[tuple[RemoteDevice, Span]], lifecyc
     started = time.perf_counter()
     lifecycle.begin_loading(totals)
     with LoadingDisplay(totals) as display:
+        told = started
 
         def progress(device: str, count: int) -> None:
+            nonlocal told
             display.advance(device, count)
             lifecycle.advance(device, count)
+            if time.perf_counter() - told >= PROGRESS_SECONDS:
+                told = time.perf_counter()
+                done, total = (sum(column) for column in zip(*lifecycle.progress.values(), strict=True))
+                log.info("loading", bytes=done, total=total, seconds=round(told - started))
 
         stages = load(needs.file, needs.model, placement, needs.cells, needs.types, progress)
     seconds = round(time.perf_counter() - started, 3)
