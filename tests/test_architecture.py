@@ -20,7 +20,14 @@ KERNELS = ROOT / "worker/drover/worker/devices/cpu"
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 50
 
-PURE = ("drover/ggml", "drover/rpc", "drover/plan.py", "drover/sizes.py", "drover/worker/devices/device.py")
+PURE = (
+    "drover/ggml",
+    "drover/rpc",
+    "drover/plan.py",
+    "drover/sizes.py",
+    "drover/sources.py",
+    "drover/worker/devices/device.py",
+)
 EFFECTS = {
     "asyncio",
     "logging",
@@ -34,18 +41,27 @@ EFFECTS = {
     "threading",
     "time",
 }
+ASYNC = {
+    "drover/coordinator/generation.py",
+    "drover/coordinator/http_server.py",
+    "drover/coordinator/routes.py",
+}
 DOORS = {
-    "asyncio": {"drover/coordinator/generation.py", "drover/coordinator/http_server.py"},
+    "asyncio": ASYNC,
     "cupy": {"drover/worker/devices/cuda/"},
-    "fastapi": {"drover/coordinator/http_server.py"},
+    "fastapi": {"drover/coordinator/routes.py", "drover/coordinator/http_server.py"},
+    "http": {"drover/worker/status_server.py", "drover/fetch/web.py"},
     "gguf": {"drover/worker/devices/reference/grids.py"},
+    "huggingface_hub": {"drover/fetch/locate.py"},
     "jinja2": {"drover/coordinator/chat.py"},
     "kopf": {"drover_operator/handlers.py"},
     "kubernetes": {"drover_operator/cluster.py"},
     "numba": {"drover/hashing.py", "drover/worker/devices/cpu/"},
+    "prometheus_client": {"drover/metrics.py"},
     "socket": {
         "drover/worker/server.py",
-        "drover/coordinator/remote.py",
+        "drover/worker/status_server.py",
+        "drover/coordinator/link.py",
         "drover/coordinator/http_server.py",
         "drover_operator/probe.py",
     },
@@ -130,7 +146,7 @@ def test_every_third_party_with_effects_has_one_door() -> None:
 def test_async_is_only_around_the_http_server() -> None:
     kinds = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
     found = {place(path) for path in SOURCES for node in ast.walk(tree(path)) if isinstance(node, kinds)}
-    assert found <= {"drover/coordinator/generation.py", "drover/coordinator/http_server.py"}
+    assert found <= ASYNC
 
 
 def test_no_name_is_vague() -> None:

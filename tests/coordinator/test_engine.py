@@ -47,6 +47,14 @@ def test_a_job_hears_its_tokens_and_its_end(engine: Engine) -> None:
     assert all(event.logprob is None and event.top == () for event in heard.events if isinstance(event, TokenEvent))
 
 
+def test_what_it_has_done_is_counted(engine: Engine) -> None:
+    prompts, generated = engine.prompt_tokens, engine.generated_tokens
+    run(engine, Job(tuple(range(20)), 5, GREEDY))
+    assert (engine.prompt_tokens - prompts, engine.generated_tokens - generated) == (20, 5)
+    assert engine.tokens_per_second > 0
+    assert engine.queue == (0, 0)
+
+
 def test_a_stop_token_ends_a_job_and_is_not_published(engine: Engine) -> None:
     tokens = run(engine, Job((1, 2, 3), 9, GREEDY)).tokens
     stop = next(token for token in tokens[1:] if token != tokens[0])

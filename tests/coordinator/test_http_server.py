@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,10 +15,14 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from drover.coordinator import http_server
+from drover.coordinator import http_server, routes
 from drover.coordinator.chat import PLAIN, ChatTemplate
-from drover.coordinator.http_server import Server, create_app
+from drover.coordinator.http_server import Server
+from drover.coordinator.lifecycle import Lifecycle
+from drover.coordinator.routes import Api, create_app
 from drover.coordinator.sequence import FinishEvent, Job, Publish, TokenEvent
+from drover.coordinator.settings import Config
+from drover.coordinator.status import Status
 from drover.coordinator.tokenizer import Tokenizer
 from drover.errors import DroverError, RequestError, WorkerError
 
@@ -80,6 +85,11 @@ class ScriptedEngine:
             time.sleep(0.005)
 
 
+def unloaded() -> Api:
+    """The API before its model is there."""
+    return Api("tiny", Status(Config(Path("tiny.gguf")), Lifecycle()))
+
+
 @pytest.fixture
 def serve_script(tokenizer: Tokenizer) -> Iterator[Callable[..., tuple[ScriptedEngine, FastAPI]]]:
     engines: list[ScriptedEngine] = []
@@ -87,7 +97,11 @@ def serve_script(tokenizer: Tokenizer) -> Iterator[Callable[..., tuple[ScriptedE
     def build(script: list[int], api_key: str | None = None, **options: Any) -> tuple[ScriptedEngine, FastAPI]:
         engine = ScriptedEngine(script, **options)
         engines.append(engine)
-        return engine, create_app(engine, tokenizer, ChatTemplate(PLAIN), "tiny", api_key)
+        api = unloaded()
+        api.open(engine, tokenizer, ChatTemplate(PLAIN))
+        app = create_app(api, api_key)
+        app.state.api = api
+        return engine, app
 
     yield build
     for engine in engines:
@@ -234,7 +248,7 @@ def test_a_body_that_is_no_json(serve_script: Build) -> None:
 
 def test_a_body_that_is_too_large(serve_script: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     _, app = serve_script([])
-    monkeypatch.setattr(http_server, "MAX_BODY", 100)
+    monkeypatch.setattr(routes, "MAX_BODY", 100)
     answer = post(app, "/v1/completions", {"prompt": "x" * 200})
     assert answer.status_code == 400
     assert "larger than 100 bytes" in answer.json()["error"]["message"]
@@ -320,16 +334,17 @@ def test_tokenize_and_detokenize(serve_script: Build, tokenizer: Tokenizer) -> N
 
 
 @contextmanager
-def running(app: FastAPI) -> Iterator[str]:
-    """The app on a real socket; its URL."""
+def running(app: FastAPI, grace: float = 0) -> Iterator[str]:
+    """The app on a real socket; its URL. At the end it is stopped as by a signal."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=3)
-        server = Server(config, app.state.running)
+        server = Server(config, app.state.api, grace)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
+            app.state.api.status.lifecycle.stopping()
             server.should_exit = True
             thread.join(WAIT)
             assert not thread.is_alive()
@@ -390,15 +405,82 @@ def test_two_clients_at_once(serve_script: Build) -> None:
     assert {answer.json()["choices"][0]["text"] for answer in asyncio.run(work())} == {"hello world"}
 
 
-def test_a_port_in_use(serve_script: Build) -> None:
-    _, app = serve_script([])
+def test_a_port_in_use() -> None:
+    api = unloaded()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(DroverError, match=rf"cannot listen on 127\.0\.0\.1:{port}: address already in use"):
-            http_server.serve(app, "127.0.0.1", port)
+        with (
+            pytest.raises(DroverError, match=rf"cannot listen on 127\.0\.0\.1:{port}: address already in use"),
+            http_server.opened(create_app(api), api, "127.0.0.1", port, 1),
+        ):
+            pass
 
 
-def test_a_host_that_is_none(serve_script: Build) -> None:
-    _, app = serve_script([])
-    with pytest.raises(DroverError, match=r"cannot listen on 'no such host'"):
-        http_server.serve(app, "no such host", 0)
+def test_a_host_that_is_none() -> None:
+    api = unloaded()
+    with (
+        pytest.raises(DroverError, match=r"cannot listen on 'no such host'"),
+        http_server.opened(create_app(api), api, "no such host", 0, 1),
+    ):
+        pass
+
+
+def test_before_the_model_is_loaded() -> None:
+    api = unloaded()
+    app = create_app(api)
+    assert call(app, "GET", "/healthz").text == "ok\n"
+    assert call(app, "GET", "/readyz").status_code == 503
+    assert "the workers are being reached" in call(app, "GET", "/readyz").text
+    api.status.lifecycle.begin_loading({"a:1": 2048, "b:2": 1024})
+    api.status.lifecycle.advance("a:1", 1024)
+    for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/tokenize"), ("GET", "/health")):
+        answer = call(app, method, path)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "unavailable"
+        assert "1.0 KiB of 3.0 KiB are in place" in answer.json()["error"]["message"]
+    state = call(app, "GET", "/state").json()
+    assert (state["phase"], state["ready"]) == ("loading", False)
+    assert state["loading"] == [
+        {"device": "a:1", "bytes": 1024, "total": 2048},
+        {"device": "b:2", "bytes": 0, "total": 1024},
+    ]
+    assert "drover_ready 0.0" in call(app, "GET", "/metrics").text
+
+
+def test_probes_of_a_model_that_is_loaded(serve_script: Build) -> None:
+    engine, app = serve_script([HELLO], api_key="sesam")
+    for path in ("/healthz", "/readyz", "/metrics", "/health"):
+        assert call(app, "GET", path).status_code == 200
+    assert call(app, "GET", "/state").status_code == 401
+    state = call(app, "GET", "/state", headers={"Authorization": "Bearer sesam"}).json()
+    assert (state["phase"], state["ready"], state["reason"]) == ("ready", True, None)
+    post(app, "/v1/completions", {"prompt": "a"}, headers={"Authorization": "Bearer sesam"})
+    post(app, "/v1/completions", {"prompt": "a"})
+    text = call(app, "GET", "/metrics").text
+    assert 'drover_requests_total{path="/v1/completions",status="200"} 1.0' in text
+    assert 'drover_requests_total{path="/v1/completions",status="401"} 1.0' in text
+    engine.failure = "worker b:1 is gone"
+    assert call(app, "GET", "/readyz").status_code == 503
+
+
+def test_nothing_new_is_begun_while_running_answers_end(serve_script: Build) -> None:
+    engine, app = serve_script([HELLO], endless=True)
+    answers: list[httpx.Response] = []
+
+    def ask(url: str) -> None:
+        answers.append(httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=WAIT))
+
+    with running(app, grace=WAIT) as url:
+        thread = threading.Thread(target=ask, args=(url,))
+        thread.start()
+        while not engine.jobs:
+            time.sleep(0.01)
+        app.state.api.status.lifecycle.stopping()
+        refused = httpx.post(f"{url}/v1/completions", json={"prompt": "b"}, timeout=WAIT)
+        assert (refused.status_code, refused.json()["error"]["message"]) == (503, "the coordinator is stopping")
+        assert httpx.get(f"{url}/readyz", timeout=WAIT).status_code == 503
+        assert httpx.get(f"{url}/healthz", timeout=WAIT).status_code == 200
+        threading.Timer(0.5, setattr, (engine, "endless", False)).start()
+    thread.join(WAIT)
+    assert answers[0].status_code == 200
+    assert len(engine.jobs) == 1

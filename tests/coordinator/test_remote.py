@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from drover.coordinator import remote
+from drover.coordinator import link as link_module
 from drover.coordinator.graph import Graph
 from drover.coordinator.remote import RemoteDevice, connect
 from drover.errors import DeviceError, WorkerError
@@ -239,21 +239,21 @@ def test_a_newer_patch_is_fine() -> None:
 
 ADDRESSES = {
     "10.0.0.5:99": ("10.0.0.5", 99),
-    "worker-0.workers": ("worker-0.workers", remote.DEFAULT_PORT),
+    "worker-0.workers": ("worker-0.workers", link_module.DEFAULT_PORT),
     "[::1]:5000": ("::1", 5000),
-    "[::1]": ("::1", remote.DEFAULT_PORT),
+    "[::1]": ("::1", link_module.DEFAULT_PORT),
 }
 
 
 @pytest.mark.parametrize(("text", "expected"), ADDRESSES.items())
 def test_addresses(text: str, expected: tuple[str, int]) -> None:
-    assert remote.address(text) == expected
+    assert link_module.address(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", ":5", "host:", "host:0", "host:65536", "host:x", "host:-1"])
 def test_bad_addresses(text: str) -> None:
     with pytest.raises(WorkerError, match="write host:port"):
-        remote.address(text)
+        link_module.address(text)
 
 
 def test_nobody_there() -> None:
@@ -290,3 +290,19 @@ def test_close_wakes_a_thread_that_waits() -> None:
         with pytest.raises(WorkerError, match="closed"):
             devices[0].get_device_memory()
         timer.join()
+
+
+def test_a_worker_that_went_away_is_noticed_without_asking() -> None:
+    with worker() as endpoint:
+        (device,) = connect(endpoint)
+        assert device.lost is None
+        device.get_device_memory()
+        assert device.lost is None
+        sent, received = device.traffic
+        assert min(sent, received) > 0
+    why = device.lost
+    assert why is not None
+    assert f"worker {endpoint} closed the connection" in why
+    with pytest.raises(WorkerError, match="closed the connection"):
+        device.get_device_memory()
+    assert device.lost == why

@@ -5,31 +5,28 @@ import os
 import re
 import signal
 import socket
-import struct
 import subprocess
-import threading
 import urllib.error
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
 
 from drover.rpc import messages as m
 from support import drover
 from support.client import Client
 from support.completions import post
+from support.impostor import HELLO, hello_reply, impostor
 from support.processes import Running, free_port
 from support.proxy_record import Relay
+from support.tiny_model import write_stub
 
 pytestmark = pytest.mark.timeout(300)
 
 SECONDS = 60
 NOBODY = "127.0.0.1:1"
 """A port on which nobody listens."""
-HELLO = bytes([14]) + (24).to_bytes(8, "little") + bytes(24)
 
 
 def refused(*arguments: str | Path, says: tuple[str, ...]) -> None:
@@ -43,49 +40,6 @@ def refused(*arguments: str | Path, says: tuple[str, ...]) -> None:
     assert told.startswith("drover: error: ")
     for word in says:
         assert word in told
-
-
-def written(path: Path, architecture: str = "llama", tensor: gguf.GGMLQuantizationType | None = None) -> Path:
-    """A GGUF of a few bytes: an architecture, and one tensor of some type."""
-    writer = gguf.GGUFWriter(str(path), architecture)
-    writer.add_block_count(1)
-    if tensor is not None:
-        block, size = gguf.GGML_QUANT_SIZES[tensor]
-        writer.add_tensor("token_embd.weight", np.zeros((block, size), np.uint8), raw_dtype=tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-@contextmanager
-def impostor(answer: bytes) -> Iterator[int]:
-    """A server that answers every connection with these bytes and hangs up."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        while True:
-            try:
-                link, _ = listener.accept()
-            except OSError:
-                return
-            with link:
-                link.recv(len(HELLO))
-                link.sendall(answer)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
-
-
-def hello_reply(major: int, minor: int) -> bytes:
-    return struct.pack("<QBBBB", 28, major, minor, 0, 0) + bytes(24)
 
 
 class TestModels:
@@ -113,7 +67,7 @@ class TestModels:
         refused("serve", tmp_path, "--rpc", NOBODY, says=(tmp_path.name,))
 
     def test_unknown_architecture(self, tmp_path: Path) -> None:
-        path = written(tmp_path / "m.gguf", "mammoth", gguf.GGMLQuantizationType.Q8_0)
+        path = write_stub(tmp_path / "m.gguf", "mammoth", gguf.GGMLQuantizationType.Q8_0)
         refused("serve", path, "--rpc", NOBODY, says=("mammoth", "llama"))
 
     def test_model_larger_than_all_workers(self) -> None:
@@ -205,6 +159,12 @@ class TestCommandLine:
             port = str(listener.getsockname()[1])
             workers = [f"127.0.0.1:{drover_workers[0]}"] if command[-1] == "--rpc" else []
             refused(*command, *workers, "--port", port, says=(port, "use"))
+
+    def test_key_file_that_cannot_be_used(self, tmp_path: Path) -> None:
+        serve = ("serve", drover.MODEL, "--rpc", NOBODY, "--api-key-file")
+        refused(*serve, tmp_path / "none", says=("none", "cannot be read"))
+        (tmp_path / "empty").write_text("\n")
+        refused(*serve, tmp_path / "empty", says=("empty",))
 
     @pytest.mark.parametrize("size", ["lots", "-1GiB", "0"])
     def test_senseless_memory(self, size: str) -> None:

@@ -109,3 +109,17 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_float32(key, value)
     else:
         writer.add_uint32(key, value)
+
+
+def write_stub(path: Path, architecture: str = "llama", tensor: gguf.GGMLQuantizationType | None = None) -> Path:
+    """A GGUF of a few bytes: an architecture, and one tensor of some type."""
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_block_count(1)
+    if tensor is not None:
+        block, size = gguf.GGML_QUANT_SIZES[tensor]
+        writer.add_tensor("token_embd.weight", np.zeros((block, size), np.uint8), raw_dtype=tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -1,9 +1,13 @@
 """The `worker` command as a user starts it, on the reference device: what it prints, and how it ends."""
 
+import json
 import re
 import signal
 import sys
 import tempfile
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -15,7 +19,7 @@ from drover.hashing import fnv1a
 from drover.rpc import messages as m
 from drover.worker.__main__ import main
 from support.client import Bench, Client
-from support.processes import Running, free_port
+from support.processes import Running, free_port, listening
 
 Said = Callable[..., tuple[int, str]]
 KERNELS = Path(tempfile.gettempdir(), "drover-test-kernels")
@@ -150,6 +154,61 @@ def test_help_names_the_options_of_the_stock_server(said: Said) -> None:
     assert status == 0
     for option in ("--threads", "--device", "--host", "--port", "--cache", "--memory", "--log-format"):
         assert option in output
+
+
+def status_of(port: int, path: str) -> tuple[int, str]:
+    """Status and text of the worker's HTTP port, once it is open."""
+    end = time.monotonic() + 30
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            assert time.monotonic() < end, "the status port does not open"
+            time.sleep(0.05)
+
+
+def test_probes_are_answered_before_kernels_are_compiled(tmp_path: Path) -> None:
+    """And SIGTERM is a normal end then, too."""
+    http, port = free_port(), free_port()
+    env = {"NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+    with start(tmp_path, "--device", "cpu", "-p", str(port), "--http", str(http), env=env) as worker:
+        assert status_of(http, "/healthz") == (200, "ok\n")
+        status, why = status_of(http, "/readyz")
+        assert (status, "kernels" in why) == (503, True)
+        assert json.loads(status_of(http, "/state")[1])["phase"] == "starting"
+        assert not listening(port)
+        assert worker.stop(signal.SIGTERM) == 0
+    assert "Traceback" not in worker.output
+
+
+def test_the_status_of_a_worker_that_serves(tmp_path: Path) -> None:
+    http, port = free_port(), free_port()
+    options = ("-p", str(port), "--http", str(http), "--log-format", "json")
+    with start(tmp_path, *options) as worker:
+        worker.wait_port(port)
+        with Client(port) as client:
+            client.ask(m.DeviceCount())
+            assert status_of(http, "/readyz") == (200, "ok\n")
+            assert len(json.loads(status_of(http, "/state")[1])["clients"]) == 1
+            assert "drover_worker_clients 1.0" in status_of(http, "/metrics")[1]
+        assert worker.stop(signal.SIGTERM) == 0
+    assert f'"url": "http://127.0.0.1:{http}"' in worker.output
+
+
+def test_a_status_port_in_use(tmp_path: Path) -> None:
+    port = free_port()
+    with start(tmp_path, "-p", "0", "--http", str(port)) as first:
+        status_of(port, "/healthz")
+        second = Path(tmp_path, "second")
+        second.mkdir()
+        with start(second, "-p", "0", "--http", str(port)) as other:
+            assert other.wait(60) == 1
+        assert first.alive
+    assert f"cannot listen on 127.0.0.1:{port} for the status: Address already in use" in other.output
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:

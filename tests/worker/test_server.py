@@ -374,6 +374,68 @@ def test_stop_ends_every_client() -> None:
             socket.create_connection(("127.0.0.1", worker.port))
 
 
+class SlowDevice(ReferenceDevice):
+    """A graph takes as long as the test wants."""
+
+    def __init__(self) -> None:
+        super().__init__(LIMIT)
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+
+    def run(self, program: Program) -> None:
+        self.begun.set()
+        assert self.go_on.wait(20)
+        super().run(program)
+
+
+def test_a_running_graph_is_finished_and_answered_before_the_end() -> None:
+    device = SlowDevice()
+    with ExitStack() as stack:
+        with running(device) as worker:
+            client, idle = (stack.enter_context(Client(worker.port)) for _ in range(2))
+            bench = Bench.on(client)
+            a, b = bench.tensor(3), bench.tensor(3)
+            total = bench.node(Op.ADD, a, b)
+            client.set(a, [1, 2, 3])
+            client.set(b, [10, 20, 30])
+            client.raw(b"".join(codec.encode_request(bench.graph(total))))
+            client.raw(b"".join(codec.encode_request(m.GetTensor(total, 0, total.nbytes))))
+            assert device.begun.wait(10)
+            worker.server.stop()
+            assert idle.dropped()
+            worker.wait(lambda: len(worker.server.present()) == 1)
+            (row,) = worker.server.present()
+            assert row.doing == "GRAPH_COMPUTE"
+            device.go_on.set()
+            answer = client.socket.recv(8 + 12, socket.MSG_WAITALL)
+            assert np.frombuffer(answer[8:], np.float32).tolist() == [11, 22, 33]
+            assert client.dropped()
+        assert {entry["event"] for entry in worker.said()} == {"client sent away"}
+
+
+def test_a_graph_that_outlasts_the_grace_is_cut_off() -> None:
+    device = SlowDevice()
+    server = Server([SharedDevice(device)], grace=0.2)
+    listener = bind("127.0.0.1", 0)
+    server.open(listener)
+    thread = threading.Thread(target=server.serve, args=(listener,))
+    with capture_logs() as logs:
+        thread.start()
+        with Client(listener.getsockname()[1]) as client:
+            bench = Bench.on(client)
+            client.tell(bench.graph(bench.node(Op.ADD, bench.tensor(3), bench.tensor(3))))
+            assert device.begun.wait(10)
+            started = time.monotonic()
+            server.stop()
+            thread.join()
+            assert time.monotonic() - started < 5
+            assert [entry["event"] for entry in logs] == ["client cut off"]
+            assert client.dropped()
+            device.go_on.set()
+            for left in list(server.clients):
+                left.join(10)
+
+
 def test_stop_from_a_signal_handler() -> None:
     server = Server([])
     listener = bind("127.0.0.1", 0)

@@ -12,7 +12,9 @@ import typer
 
 import drover
 from drover.coordinator.__main__ import serve, shares
+from drover.coordinator.load_command import load
 from drover.errors import DroverError
+from drover.fetch.command import fetch
 from drover.sizes import parse_size
 from drover.worker.__main__ import worker
 
@@ -27,6 +29,8 @@ app = typer.Typer(
 )
 app.command()(worker)
 app.command()(serve)
+app.command()(fetch)
+app.command()(load)
 
 
 @app.command()

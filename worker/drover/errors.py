@@ -20,6 +20,10 @@ class WorkerError(DroverError):
     """A worker cannot be reached, refused us or went away."""
 
 
+class IncompatibleWorkerError(WorkerError):
+    """What answers at a worker's address is no worker that we can use: trying again would change nothing."""
+
+
 class DeviceError(DroverError):
     """A device cannot do what was asked: unknown, out of memory, an operation it lacks."""
 
@@ -32,8 +36,37 @@ class ModelError(DroverError):
     """A model file is missing, damaged or of a kind we do not support."""
 
 
+class ArchitectureError(ModelError):
+    """A model file is sound, and of an architecture that we do not support."""
+
+    def __init__(self, message: str, architecture: str) -> None:
+        super().__init__(message)
+        self.architecture = architecture
+
+
+class ChecksumError(ModelError):
+    """A model file is not the one that was asked for."""
+
+
+class FetchError(DroverError):
+    """A model cannot be fetched; `reason` is one word for machines, `transient` whether it may work later."""
+
+    def __init__(self, message: str, reason: str, transient: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.transient = transient
+
+
 class PlanError(DroverError):
     """Layers cannot be laid over the devices as asked."""
+
+
+class ShortageError(PlanError):
+    """The devices have too little memory for the model."""
+
+
+class ResultError(DroverError):
+    """Workers computed what cannot be right."""
 
 
 class RequestError(DroverError):

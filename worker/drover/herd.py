@@ -135,7 +135,7 @@ class Process:
                 stdout=out,
                 stderr=err,
                 process_group=0,  # Ctrl-C is ours to pass on, in order
-                preexec_fn=lambda: _begin(parent, mask),  # noqa: PLW1509  nothing else asks the kernel; we have one thread
+                preexec_fn=lambda: _begin(parent, mask),  # noqa: PLW1509  other threads of ours hold nothing it needs
             )
         self.output, self.errors = map(Log, paths)
 
@@ -176,11 +176,11 @@ class Process:
 
 
 @contextmanager
-def sigterm_unwinds() -> Iterator[None]:
-    """SIGTERM leaves through every context, as Ctrl-C does."""
+def sigterm_unwinds(status: int = 128 + signal.SIGTERM) -> Iterator[None]:
+    """SIGTERM leaves through every context, as Ctrl-C does, and ends the process with this exit status."""
 
-    def leave(number: int, _frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
+    def leave(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise SystemExit(status)
 
     before = signal.signal(signal.SIGTERM, leave)
     try:

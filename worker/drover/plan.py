@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from drover.errors import PlanError
+from drover.errors import PlanError, ShortageError
 from drover.sizes import format_size
 
 MIB = 1 << 20
@@ -67,7 +67,7 @@ def split(
     capacities = [max(0, room.free - reserve) if share > 0 else 0 for room, share in zip(rooms, shares, strict=True)]
     ends = _fitting(_proportional(len(units), shares), [unit.bytes for unit in units], capacities)
     if ends is None:
-        raise PlanError(_shortage(units, rooms, capacities, reserve))
+        raise ShortageError(_shortage(units, rooms, capacities, reserve))
     offsets = [0, *accumulate(unit.bytes for unit in units)]
     stages = [
         Stage(index, room.name, first, end, offsets[end] - offsets[first])

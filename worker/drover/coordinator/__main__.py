@@ -7,17 +7,20 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import structlog
 import typer
 
 from drover import logs
-from drover.coordinator.settings import CACHE_TYPES, DEFAULT_CONTEXT, DEFAULT_PORT, Config
+from drover.coordinator.settings import CACHE_TYPES, DEFAULT_CONTEXT, DEFAULT_GRACE, DEFAULT_PORT, Config
 from drover.errors import DroverError
 from drover.herd import sigterm_unwinds
 
 INTERRUPTED = 130
 
+log = structlog.get_logger()
+
 if TYPE_CHECKING:
-    from drover.coordinator.assembly import Running
+    from drover.coordinator.running import Running
 
 
 def serve(
@@ -43,6 +46,8 @@ def serve(
     cache_type_v: Annotated[str, typer.Option(help="Type of the V cache.")] = "f16",
     threads: Annotated[int | None, typer.Option("--threads", "-t", min=1, help="Threads of local devices.")] = None,
     api_key: Annotated[str | None, typer.Option(help="Key that clients of the API must send.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File that holds that key.")] = None,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds that answers may take at SIGTERM.")] = DEFAULT_GRACE,
     alias: Annotated[str | None, typer.Option(help="What the API calls the model [default: its file name].")] = None,
     log_format: Annotated[str, typer.Option(help="console or json.")] = "console",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
@@ -61,8 +66,8 @@ def serve(
     logs.configure("json" if log_format == "json" else "console", verbose)
     config = Config(
         model=model,
-        rpc=_words(rpc),
-        local=_words(local),
+        rpc=words(rpc),
+        local=words(local),
         tensor_split=shares(tensor_split),
         context=ctx_size,
         host=host,
@@ -72,7 +77,8 @@ def serve(
         cache_type_k=cache_type_k,
         cache_type_v=cache_type_v,
         threads=threads,
-        api_key=api_key,
+        api_key=key_of(api_key, api_key_file),
+        grace=grace,
         alias=alias,
         verbose=verbose,
         prompt=prompt,
@@ -89,17 +95,16 @@ def serve(
 
 def run(config: Config) -> None:
     """Serve until told to stop, or answer the prompt; then show what each stage did."""
-    from drover.coordinator import display, http_server
+    from drover.coordinator import display
     from drover.coordinator.assembly import assemble
+    from drover.coordinator.lifecycle import Lifecycle
 
     if config.prompt is None:
-        http_server.listen(config.host, config.port).close()  # a port in use is said before a model is loaded
-    with sigterm_unwinds(), assemble(config) as running:
+        _listen(config)
+        return
+    with sigterm_unwinds(), assemble(config, Lifecycle()) as running:
         display.show_placement(running.rows, f"{config.model_name}, context {running.engine.context}")
-        if config.prompt is None:
-            _listen(config, running)
-        else:
-            _answer(config, config.prompt, running)
+        _answer(config, config.prompt, running)
         display.show_speed(running.rows, running.meters)
 
 
@@ -117,11 +122,29 @@ def main() -> int:
     return 0
 
 
-def _listen(config: Config, running: "Running") -> None:
-    from drover.coordinator import http_server
+def _listen(config: Config) -> None:
+    """Open the port, then load the model; answer requests until told to stop."""
+    from drover.coordinator import display, http_server
+    from drover.coordinator.assembly import assemble
+    from drover.coordinator.lifecycle import Lifecycle
+    from drover.coordinator.routes import Api, create_app
+    from drover.coordinator.status import Status
 
-    app = http_server.create_app(running.engine, running.tokenizer, running.chat, config.model_name, config.api_key)
-    http_server.serve(app, config.host, config.port)
+    lifecycle = Lifecycle()
+    status = Status(config, lifecycle)
+    api = Api(config.model_name, status)
+    app = create_app(api, config.api_key)
+    with (
+        sigterm_unwinds(status=0),
+        http_server.opened(app, api, config.host, config.port, config.grace) as (server, url),
+        assemble(config, lifecycle) as running,
+    ):
+        display.show_placement(running.rows, f"{config.model_name}, context {running.engine.context}")
+        status.running = running
+        api.open(running.engine, running.tokenizer, running.chat)
+        log.info("API is open", url=url)
+        server.wait()
+        display.show_speed(running.rows, running.meters)
 
 
 def _answer(config: Config, prompt: str, running: "Running") -> None:
@@ -135,14 +158,30 @@ def _answer(config: Config, prompt: str, running: "Running") -> None:
     print(flush=True)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
+    """The parts of "a,b"; none of an empty text."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def key_of(key: str | None, file: Path | None) -> str | None:
+    """The API key, given by itself or in a file."""
+    if file is None:
+        return key
+    if key is not None:
+        raise typer.BadParameter("give --api-key or --api-key-file, not both", param_hint="--api-key-file")
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DroverError(f"--api-key-file {file}: cannot be read: {error}") from None
+    if not text:
+        raise DroverError(f"--api-key-file {file}: the file is empty")
+    return text
 
 
 def shares(text: str) -> tuple[float, ...] | None:
     """The numbers of "3,1"; None of an empty text."""
     try:
-        return tuple(float(word) for word in _words(text)) or None
+        return tuple(float(word) for word in words(text)) or None
     except ValueError:
         raise typer.BadParameter(f"{text!r} is no list of numbers such as 3,1", param_hint="--tensor-split") from None
 

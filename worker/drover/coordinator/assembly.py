@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import structlog
@@ -19,32 +18,28 @@ from drover.coordinator.chat import ChatTemplate
 from drover.coordinator.display import LoadingDisplay, StageRow
 from drover.coordinator.engine import Engine
 from drover.coordinator.kv_cache import KvCache, round_up
+from drover.coordinator.lifecycle import Lifecycle
 from drover.coordinator.loading import CacheTypes, LoadedStage, cache_bytes, cache_of, load, weight_of
 from drover.coordinator.model_file import ModelFile
-from drover.coordinator.pipeline import Meter, Pipeline, compute_bytes
+from drover.coordinator.pipeline import Pipeline, compute_bytes
 from drover.coordinator.remote import RemoteDevice, connect
+from drover.coordinator.running import Running
 from drover.coordinator.scheduler import Scheduler
 from drover.coordinator.settings import CACHE_TYPES, DEFAULT_CONTEXT, Config
 from drover.coordinator.tokenizer import Tokenizer
 from drover.errors import ModelError, RequestError, WorkerError
 from drover.ggml.types import BY_NAME
+from drover.reports import ModelFacts
+
+PROGRESS_SECONDS = 10.0
+ENGINE_SECONDS = 2.0
+"""How long a step that nobody waits for may delay the end."""
 
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A coordinator that answers."""
-
-    engine: Engine
-    tokenizer: Tokenizer
-    chat: ChatTemplate
-    rows: list[StageRow]
-    meters: list[Meter]
-
-
 @contextmanager
-def assemble(config: Config) -> Iterator[Running]:
+def assemble(config: Config, lifecycle: Lifecycle) -> Iterator[Running]:
     """Open the model, reach the workers, load them and start the engine; ends all of it with the context."""
     with ExitStack() as stack:
         file = stack.enter_context(ModelFile(config.model))
@@ -54,8 +49,10 @@ def assemble(config: Config) -> Iterator[Running]:
         devices = _devices(config, stack)
         rooms = [plan.Room(device.name, *device.get_device_memory()) for device in devices]
         layout = needs.split(rooms)
-        stages = _load(needs, [(devices[stage.device_index], needs.span(stage)) for stage in layout.stages])
-        rows = [needs.row(stage, rooms[stage.device_index]) for stage in layout.stages]
+        started = time.perf_counter()
+        stages = _load(needs, [(devices[stage.device_index], needs.span(stage)) for stage in layout.stages], lifecycle)
+        seconds = time.perf_counter() - started
+        rows = [needs.row(stage, devices[stage.device_index], rooms[stage.device_index]) for stage in layout.stages]
         pipeline = Pipeline(needs.model, stages, needs.largest, time.perf_counter)
         engine = Engine(
             pipeline,
@@ -67,8 +64,9 @@ def assemble(config: Config) -> Iterator[Running]:
             clock=time.perf_counter,
         )
         engine.start()
-        stack.callback(engine.stop)
-        yield Running(engine, tokenizer, chat, rows, pipeline.meters)
+        stack.callback(engine.stop, ENGINE_SECONDS)
+        meters = pipeline.meters
+        yield Running(engine, tokenizer, chat, file, needs.facts, devices, rows, stages, meters, seconds)
 
 
 def preview(config: Config, rooms: Sequence[plan.Room]) -> str:
@@ -103,12 +101,27 @@ class _Needs:
         """Bytes of the weights of a stage."""
         return sum(self.file.tensors[name].nbytes for name in self.model.weights(span))
 
-    def row(self, stage: plan.Stage, room: plan.Room) -> StageRow:
+    def row(self, stage: plan.Stage, device: RemoteDevice, room: plan.Room) -> StageRow:
         """A planned stage for people."""
         span = self.span(stage)
         cache = cache_bytes(self.model, self.cells, self.types) * len(span.blocks)
-        layers = plan.describe(stage, len(self.units))
-        return StageRow(stage.device_name, layers, self.weight_bytes(span), cache, room.free)
+        return StageRow(
+            device=stage.device_name,
+            worker=device.endpoint,
+            index=device.index,
+            first=stage.first,
+            end=stage.end,
+            layers=plan.describe(stage, len(self.units)),
+            weights=self.weight_bytes(span),
+            cache=cache,
+            free=room.free,
+        )
+
+    @property
+    def facts(self) -> ModelFacts:
+        """The model in a report."""
+        total = sum(tensor.nbytes for tensor in self.file.tensors.values())
+        return ModelFacts(self.file.architecture, self.model.hyper.layers, total)
 
     def _units(self) -> list[plan.Unit]:
         """Each layer's weights and KV cache, then the head; what goes with the first layer counts there."""
@@ -178,11 +191,24 @@ def _cache_types(config: Config, model: Model) -> CacheTypes:
     return types
 
 
-def _load(needs: _Needs, placement: Sequence[tuple[RemoteDevice, Span]]) -> list[LoadedStage]:
+def _load(needs: _Needs, placement: Sequence[tuple[RemoteDevice, Span]], lifecycle: Lifecycle) -> list[LoadedStage]:
     totals = {device.name: needs.weight_bytes(span) for device, span in placement}
     started = time.perf_counter()
+    lifecycle.begin_loading(totals)
     with LoadingDisplay(totals) as display:
-        stages = load(needs.file, needs.model, placement, needs.cells, needs.types, display.advance)
+        told = started
+
+        def progress(device: str, count: int) -> None:
+            nonlocal told
+            display.advance(device, count)
+            lifecycle.advance(device, count)
+            if time.perf_counter() - told >= PROGRESS_SECONDS:
+                told = time.perf_counter()
+                done, total = (sum(column) for column in zip(*lifecycle.progress.values(), strict=True))
+                log.info("loading", bytes=done, total=total, seconds=round(told - started))
+
+        stages = load(needs.file, needs.model, placement, needs.cells, needs.types, progress)
     seconds = round(time.perf_counter() - started, 3)
-    log.info("loaded", model=os.fspath(needs.file.path), bytes=sum(totals.values()), seconds=seconds)
+    uploaded, cached = (sum(getattr(stage, word) for stage in stages) for word in ("uploaded", "cached"))
+    log.info("loaded", model=os.fspath(needs.file.path), uploaded=uploaded, cached=cached, seconds=seconds)
     return stages

@@ -28,9 +28,14 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """A stage for people; sizes in bytes."""
+    """A stage for people: its device's name, worker and number there; sizes in bytes."""
 
     device: str
+    worker: str
+    index: int
+    first: int
+    """Its first layer, and the one after its last; the output head counts as a layer."""
+    end: int
     layers: str
     weights: int
     cache: int
@@ -38,16 +43,18 @@ class StageRow:
 
 
 class LoadingDisplay:
-    """A bar for each device, with rate and time left, on standard error."""
+    """A bar for each device, with rate and time left, on standard error if that is a terminal."""
 
     def __init__(self, totals: dict[str, int]) -> None:
+        console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             DownloadColumn(binary_units=True),
             TransferSpeedColumn(),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console,
+            disable=not console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {
             device: self._progress.add_task(device, total=total) for device, total in totals.items()

@@ -5,6 +5,7 @@ refused with it: what was on the worker cannot be rebuilt here.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -19,6 +20,9 @@ from drover.coordinator.sampler import Sampler
 from drover.coordinator.scheduler import Scheduler
 from drover.coordinator.sequence import Batch, FinishEvent, FinishReason, Job, Publish, Sequence, TokenEvent
 from drover.errors import DeviceError, RequestError, WorkerError
+
+RECENT_STEPS = 32
+"""Steps over which the rate of generating is told."""
 
 log = structlog.get_logger()
 
@@ -51,6 +55,9 @@ class Engine:
     ) -> None:
         self.context = context
         self.failure: str | None = None
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
         self._vocabulary = vocabulary
         self._pipeline = pipeline
         self._scheduler = scheduler
@@ -73,6 +80,19 @@ class Engine:
         self._thread.join(seconds)
         self._pipeline.close()
         self._thread.join(seconds)
+
+    @property
+    def queue(self) -> tuple[int, int]:
+        """How many sequences run, and how many wait; any thread may ask."""
+        running, waiting = self._scheduler.counts
+        return running, waiting + self._inbox.qsize()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens generated a second, over recent steps that generated any; any thread may ask."""
+        steps = list(self._recent)
+        seconds = sum(step for _, step in steps)
+        return sum(tokens for tokens, _ in steps) / seconds if seconds > 0 else 0.0
 
     def submit(self, job: Job, publish: Publish) -> int:
         """Queue a job; `publish` hears its events, in the engine's thread. RequestError if it can never run."""
@@ -116,12 +136,17 @@ class Engine:
             self._advance(sequence, row)
 
     def _account(self, batch: Batch, seconds: float) -> None:
+        generating = 0
         for part in batch.parts:
             part.sequence.cached += part.count
             if part.sequence.generated:
                 part.sequence.decode_seconds += seconds
+                generating += 1
             else:
                 part.sequence.prompt_seconds += seconds
+                self.prompt_tokens += part.count
+        if generating:
+            self._recent.append((generating, seconds))
 
     def _advance(self, sequence: Sequence, logits: Rows) -> None:
         try:
@@ -130,6 +155,7 @@ class Engine:
             return self._finish(sequence, "error", str(error))
         sequence.tokens.append(choice.token)
         sequence.generated += 1
+        self.generated_tokens += 1
         if choice.token in sequence.job.stop_tokens:
             return self._finish(sequence, "stop")
         sequence.publish(TokenEvent(choice.token, choice.logprob, choice.top))

@@ -18,9 +18,6 @@ from drover.ggml.tensor import Tensor, contiguous_strides, shape
 from drover.ggml.types import F16, TensorType
 from drover.hashing import fnv1a
 
-HASHED_BYTES = 10 << 20
-"""Weights above this size may be in a worker's cache."""
-
 Progress = Callable[[str, int], None]
 """Hears, from any thread, the name of a device and how many more bytes of weights are in place there."""
 
@@ -35,12 +32,18 @@ class CacheTypes:
 
 @dataclass(frozen=True, slots=True)
 class LoadedStage:
-    """A stage in place: its weights by name, and K and V of each of its layers."""
+    """A stage in place: its weights by name, and K and V of each of its layers.
+
+    Bytes: `reserved` for both on the worker; of the weights, `uploaded` were sent, `cached` it had in its cache.
+    """
 
     device: RemoteDevice
     span: Span
     weights: dict[str, Tensor]
     caches: dict[int, tuple[Tensor, Tensor]]
+    reserved: int
+    uploaded: int
+    cached: int
 
 
 def load(
@@ -127,26 +130,30 @@ def _load_stage(
 ) -> LoadedStage:
     weights = {name: weight_of(file.tensors[name]) for name in model.weights(span)}
     caches = {layer: cache_of(model, layer, cells, types) for layer in span.blocks}
-    reserve(device, weights.values(), "weights")
-    buffers = reserve(device, (half for pair in caches.values() for half in pair), "the KV cache")
-    for buffer in buffers:
+    buffers = reserve(device, weights.values(), "weights")
+    cache_buffers = reserve(device, (half for pair in caches.values() for half in pair), "the KV cache")
+    for buffer in cache_buffers:
         device.buffer_clear(buffer.handle)
+    cached = 0
     for name, tensor in weights.items():
         if stop.is_set():
             raise _StoppedError("loading was stopped")
-        _send(device, tensor, file.data(name), progress)
+        cached += _send(device, tensor, file.data(name), progress)
     device.get_device_memory()  # answered once all of the above is in place
-    return LoadedStage(device, span, weights, caches)
+    uploaded = sum(tensor.nbytes for tensor in weights.values()) - cached
+    reserved = sum(buffer.size for buffer in (*buffers, *cache_buffers))
+    return LoadedStage(device, span, weights, caches, reserved, uploaded, cached)
 
 
-def _send(device: RemoteDevice, tensor: Tensor, data: memoryview, progress: Progress) -> None:
+def _send(device: RemoteDevice, tensor: Tensor, data: memoryview, progress: Progress) -> int:
+    """Fill a tensor; the bytes that the worker had in its cache."""
     if needs_padding(tensor):
         device.init_tensor(tensor)
-    hashed = len(data) > HASHED_BYTES
-    if hashed and device.set_tensor_hash(tensor, fnv1a(data)):
+    if device.set_tensor_hash(tensor, fnv1a(data)):
         progress(device.name, len(data))
-    else:
-        device.set_tensor(tensor, data, cache=hashed, sent=lambda count: progress(device.name, count))
+        return len(data)
+    device.set_tensor(tensor, data, cache=True, sent=lambda count: progress(device.name, count))
+    return 0
 
 
 def _allocate(device: RemoteDevice, chunk: list[tuple[Tensor, int]], purpose: str) -> RemoteBuffer:

@@ -6,7 +6,6 @@ here, so opening takes the same time for any size; `data` hands out views of the
 
 import contextlib
 import mmap
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,10 +15,10 @@ from drover.coordinator.model_header import Header, check_magic, read_header
 from drover.errors import ModelError
 from drover.ggml.tensor import Shape
 from drover.ggml.types import TensorType
+from drover.sources import SHARD_NAME
 
 T = TypeVar("T")
 
-SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 MAX_SHARDS = 99_999
 
 

@@ -89,8 +89,29 @@ class Header:
     tensors: tuple[TensorRecord, ...]
 
 
-def read_header(data: memoryview) -> Header:
-    """Read and check the head of a GGUF file; `data` is the whole file. ModelError if anything is wrong."""
+class ShortError(ModelError):
+    """The head goes on behind the bytes that were given."""
+
+
+def read_header(data: memoryview, size: int | None = None) -> Header:
+    """Read and check the head of a GGUF file. ModelError if anything is wrong.
+
+    `data` is the whole file, or its beginning if `size` says how large the file is; ShortError if that is too little.
+    """
+    cursor, version, tensor_count, metadata = _begin(data)
+    raw = [_raw_tensor(cursor) for _ in range(tensor_count)]
+    alignment = _alignment(metadata)
+    start = -(-cursor.at // alignment) * alignment
+    return Header(version, metadata, _place(raw, start, alignment, len(data) if size is None else size))
+
+
+def read_metadata(data: memoryview) -> dict[str, Any]:
+    """What comes before the list of tensors; ShortError if `data` ends before."""
+    return _begin(data)[3]
+
+
+def _begin(data: memoryview) -> tuple["Cursor", int, int, dict[str, Any]]:
+    """A cursor at the list of tensors, the file's version, the number of tensors, and the metadata."""
     check_magic(data)
     cursor = Cursor(data, 4)
     version = _version(cursor)
@@ -102,10 +123,7 @@ def read_header(data: memoryview) -> Header:
         if key in metadata:
             raise ModelError(f"damaged: the metadata key {key!r} is there twice")
         metadata[key] = _value(cursor, key)
-    raw = [_raw_tensor(cursor) for _ in range(tensor_count)]
-    alignment = _alignment(metadata)
-    start = -(-cursor.at // alignment) * alignment
-    return Header(version, metadata, _place(raw, start, alignment, len(data)))
+    return cursor, version, tensor_count, metadata
 
 
 def check_magic(data: memoryview) -> None:
@@ -137,7 +155,7 @@ class Cursor:
         """Raise ModelError unless `size` more bytes are there."""
         if size > self.left:
             missing = size - self.left
-            raise ModelError(
+            raise ShortError(
                 f"truncated in its header: at least {missing} bytes are missing at byte {len(self.data)}, in {what}; "
                 f"download the file again"
             )

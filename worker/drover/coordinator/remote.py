@@ -1,36 +1,24 @@
 """RemoteDevice: one worker's device; its methods are the commands of the protocol (docs/protocol.md section 2).
 
-The only user of sockets in the coordinator. Commands without an answer return at once; whatever goes wrong with the
-peer, at any time, is a WorkerError that names the endpoint and says what to do.
+Commands without an answer return at once; whatever goes wrong with the peer, at any time, is a WorkerError that names
+the endpoint and says what to do.
 """
 
-import socket
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-from drover.errors import DeviceError, RemoteProtocolError, WorkerError
+from drover.coordinator.link import Link, Sent
+from drover.errors import DeviceError, WorkerError
 from drover.ggml.ops import Op
 from drover.ggml.tensor import Tensor
 from drover.rpc import messages
-from drover.rpc.codec import Buffers
-from drover.rpc.connection import NEED_DATA, ClientConnection
 from drover.sizes import format_size
 
-DEFAULT_PORT = 50052
 CONNECT_SECONDS = 10.0
 
-_SMALL_FRAME = 64 << 10
-_PIECE = 4 << 20
 _STORED_GRAPHS = 1024
 _PADDED_ROW = 512
 _SIZED_OPS = frozenset({Op.FLASH_ATTN_EXT, Op.MUL_MAT, Op.MUL_MAT_ID, Op.CUMSUM, Op.ARGSORT, Op.TOP_K})
-_KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 60_000))
-
-_Answer = TypeVar("_Answer", bound=messages.Reply)
-Sent = Callable[[int], None]
 
 
 def connect(endpoint: str, timeout: float = CONNECT_SECONDS, name: str | None = None) -> "list[RemoteDevice]":
@@ -49,16 +37,6 @@ def connect(endpoint: str, timeout: float = CONNECT_SECONDS, name: str | None = 
     return [RemoteDevice(link, index) for index in range(count)]
 
 
-def address(endpoint: str) -> tuple[str, int]:
-    """Host and port of `host:port`, `host` or `[v6]:port`."""
-    host, colon, port = endpoint.rpartition(":")
-    if not colon or endpoint.endswith("]"):
-        host, port = endpoint, str(DEFAULT_PORT)
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise WorkerError(f"{endpoint!r} is not the address of a worker; write host:port, e.g. 10.0.0.5:{DEFAULT_PORT}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteBuffer:
     """A block of memory on a worker: its handle, the address arithmetic starts from, and its bytes."""
@@ -71,7 +49,7 @@ class RemoteBuffer:
 class RemoteDevice:
     """One device of one worker. Devices of one worker share its connection; any thread may call."""
 
-    def __init__(self, link: "Link", index: int) -> None:
+    def __init__(self, link: Link, index: int) -> None:
         self._link = link
         self._index = index
         self._sizes: dict[tuple[object, ...], int] = {}
@@ -91,6 +69,16 @@ class RemoteDevice:
     def index(self) -> int:
         """Its number on its worker."""
         return self._index
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent to its worker and received from it so far, those of its other devices included."""
+        return self._link.sent, self._link.received
+
+    @property
+    def lost(self) -> str | None:
+        """Why its worker is gone, as far as can be told without asking; None while it is there."""
+        return self._link.lost()
 
     @property
     def alignment(self) -> int:
@@ -248,130 +236,3 @@ class RemoteDevice:
 def needs_padding(tensor: Tensor) -> bool:
     """Whether a worker may want room behind the rows of this tensor (docs/protocol.md section 7.2)."""
     return tensor.type.quantized and tensor.ne[0] % _PADDED_ROW != 0 and not tensor.view_src
-
-
-class Link:
-    """One connection to one worker: a blocking socket, and what the worker is known to remember of us."""
-
-    def __init__(self, endpoint: str, timeout: float, name: str) -> None:
-        self.endpoint = endpoint
-        self.name = name
-        self._timeout = timeout
-        self._lock = threading.Lock()
-        self._connection = ClientConnection()
-        self._graphs: dict[int, set[int]] = {}
-        self._greeted = False
-        self._failure: str | None = None
-        self._socket = self._open()
-
-    def greeted(self) -> None:
-        """The worker is what we need: from now on a computation may take any time."""
-        self._greeted = True
-        self._socket.settimeout(None)
-
-    def stored_graphs(self, device: int) -> set[int]:
-        """Uids that the worker keeps for a device; the caller adds to it."""
-        return self._graphs.setdefault(device, set())
-
-    def forget_graphs(self) -> None:
-        """No uid is known to the worker any more."""
-        for uids in self._graphs.values():
-            uids.clear()
-
-    def send(self, request: messages.Request, sent: Sent | None = None) -> None:
-        """Hand a request without an answer to the kernel."""
-        with self._lock:
-            self._attempt(lambda: self._transmit(self._connection.send(request), sent))
-
-    def ask(self, request: messages.Request, expected: type[_Answer]) -> _Answer:
-        """Send a request and wait for its answer."""
-        reply = self._exchange(request, None)
-        assert isinstance(reply, expected)
-        return reply
-
-    def fetch(self, request: messages.Request, into: memoryview) -> None:
-        """Send a request whose answer is raw bytes, and wait until they are in `into`."""
-        self._exchange(request, into)
-
-    def close(self) -> None:
-        """End the connection; a call waiting in another thread fails."""
-        if self._failure is None:
-            self._failure = f"the connection to worker {self.endpoint} was closed by this coordinator"
-        with suppress(OSError):  # the peer was faster
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-    def _exchange(self, request: messages.Request, into: memoryview | None) -> messages.Reply | memoryview:
-        with self._lock:
-            self._attempt(lambda: self._transmit(self._connection.send(request, into), None))
-            reply: messages.Reply | memoryview = self._attempt(self._receive)
-            return reply
-
-    def _open(self) -> socket.socket:
-        host, port = address(self.endpoint)
-        try:
-            connected = socket.create_connection((host, port), self._timeout)
-        except socket.gaierror as error:
-            raise WorkerError(f"worker {self.endpoint}: no such host ({error.strerror}); check --rpc") from None
-        except TimeoutError:
-            raise WorkerError(
-                f"worker {self.endpoint} cannot be reached within {self._timeout:g} s; check address and firewall"
-            ) from None
-        except OSError as error:
-            raise WorkerError(
-                f"worker {self.endpoint} cannot be reached ({error.strerror or error}); "
-                "is it running there? Start it with: drover worker --host … --port …"
-            ) from None
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE:
-            if hasattr(socket, option):
-                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        return connected
-
-    def _attempt(self, action: Callable[[], Any]) -> Any:
-        if self._failure is not None:
-            raise WorkerError(self._failure)
-        try:
-            return action()
-        except (OSError, EOFError, RemoteProtocolError) as error:
-            self._failure = self._failure or self._explain(error)
-            self._socket.close()
-            raise WorkerError(self._failure) from None
-
-    def _explain(self, error: Exception) -> str:
-        if isinstance(error, RemoteProtocolError):
-            return f"worker {self.endpoint} cannot be used: {error}"
-        if self._greeted:
-            what = "closed the connection" if isinstance(error, EOFError) else f"went away ({error})"
-            return f"worker {self.endpoint} {what}; look into its log, start it again, then start the coordinator again"
-        if isinstance(error, TimeoutError):
-            return (
-                f"worker {self.endpoint} did not answer HELLO within {self._timeout:g} s: it is no ggml RPC server, "
-                "or a stock one that is busy with another client (it serves one at a time)"
-            )
-        version = ".".join(map(str, messages.VERSION))
-        return f"{self.endpoint} hung up at HELLO: no ggml RPC server, or one older than version 4 (we speak {version})"
-
-    def _transmit(self, buffers: Buffers, sent: Sent | None) -> None:
-        *head, last = buffers
-        if len(last) <= _SMALL_FRAME:
-            self._socket.sendall(b"".join(buffers))
-            if sent is not None:
-                sent(len(last))
-            return
-        for part in head:
-            self._socket.sendall(part)
-        for start in range(0, len(last), _PIECE):
-            piece = memoryview(last)[start : start + _PIECE]
-            self._socket.sendall(piece)
-            if sent is not None:
-                sent(len(piece))
-
-    def _receive(self) -> messages.Reply | memoryview:
-        while (event := self._connection.next_event()) is NEED_DATA:
-            count = self._socket.recv_into(self._connection.room())
-            if count == 0:
-                raise EOFError
-            self._connection.filled(count)
-        return event

@@ -24,6 +24,11 @@ class Scheduler:
         return [*self._running, *self._waiting]
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """How many run, and how many wait."""
+        return len(self._running), len(self._waiting)
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         return not self._running and not self._waiting

@@ -5,6 +5,7 @@ from pathlib import Path
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_PORT = 8080
+DEFAULT_GRACE = 30.0
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 
 
@@ -25,6 +26,7 @@ class Config:
     cache_type_v: str = "f16"
     threads: int | None = None
     api_key: str | None = None
+    grace: float = DEFAULT_GRACE
     alias: str | None = None
     verbose: bool = False
     prompt: str | None = None

@@ -12,10 +12,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import structlog
 import typer
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from socket import socket
 
     from drover.worker.memory import SharedDevice
+    from drover.worker.status import Status
     from drover.worker.store import Store
 
 DEFAULT_PORT = 50052
+DEFAULT_GRACE = 30.0
 _SPARE = 512 << 20
 """Memory left to everything else when we offer what is available."""
 _WARNING = """\
@@ -62,6 +65,10 @@ class Config:
     kernels: Path
     """Where compiled kernels are kept, below a folder for each version of them."""
     idle_timeout: float | None
+    http: int | None
+    """Port of the status, if there is to be one; 0 is any free one."""
+    grace: float
+    """Seconds that running requests may take to end once we are told to stop."""
 
 
 def worker(
@@ -84,6 +91,13 @@ def worker(
     idle_timeout: Annotated[
         float | None, typer.Option("--idle-timeout", min=1, help="Drop clients silent for so many seconds.")
     ] = None,
+    http: Annotated[
+        int | None,
+        typer.Option("--http", min=0, max=65535, help="Port for /healthz, /readyz, /metrics, /state; 0 is any."),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option("--grace", min=0, help="Seconds that running graphs may take to end at SIGTERM.")
+    ] = DEFAULT_GRACE,
     log_format: Annotated[Literal["console", "json"], typer.Option("--log-format", help="How to log.")] = "console",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details.")] = False,
 ) -> None:
@@ -102,6 +116,8 @@ def worker(
         weights_limit=_size(cache_limit, "--cache-limit"),
         kernels=cache_dir or home / "drover",
         idle_timeout=idle_timeout,
+        http=http,
+        grace=grace,
     )
     with ExitStack() as stack:
         _keep_kernels(config.kernels, stack)
@@ -109,24 +125,48 @@ def worker(
 
 
 def serve(config: Config) -> None:
-    """Reserve the address, open devices and cache, open the port, serve until SIGINT or SIGTERM."""
+    """Reserve the addresses, open devices and cache, open the port, serve until SIGINT or SIGTERM."""
     from drover.worker.server import Server, bind
+    from drover.worker.status import Status
+    from drover.worker.tally import Tally
 
-    with bind(config.host, config.port) as listener:
+    tally = Tally()
+    status = Status(tally)
+    with bind(config.host, config.port) as listener, _status_opened(config, status):
+        signal.signal(signal.SIGTERM, _leave)
         _warn_of_strangers(config.host)
         with _progress("compiling kernels; they are kept for the next start"):
             devices = _open_devices(config)
             store = _open_store(config)
-        server = Server(devices, store, idle_timeout=config.idle_timeout)
+        server = Server(devices, store, idle_timeout=config.idle_timeout, grace=config.grace, tally=tally)
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            status.stopping()
+            server.stop()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: server.stop())
+            signal.signal(number, stop)
         server.open(listener)
+        status.opened(devices, server, store)
         _banner(config.host, listener, devices, store)
         server.serve(listener)
     log.info("worker stopped")
     if not server.clients:  # else one still computes: its device must not go away under it
         for shared in devices:
             shared.device.close()
+
+
+def _status_opened(config: Config, status: "Status") -> AbstractContextManager[object]:
+    if config.http is None:
+        return nullcontext()
+    from drover.worker import status_server
+
+    return status_server.opened(config.host, config.http, status)
+
+
+def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
+    """SIGTERM before anybody is served."""
+    raise SystemExit(0)
 
 
 def _open_devices(config: Config) -> "list[SharedDevice]":

@@ -66,8 +66,8 @@ class Memory:
 
     @property
     def used(self) -> int:
-        """Bytes held now, on all devices."""
-        return sum(held.size for held in self._held.values())
+        """Bytes held now, on all devices; any thread may ask."""
+        return sum(held.size for held in list(self._held.values()))
 
     def alloc(self, device: int, size: int) -> Allocation:
         """A new zeroed buffer on a device; raises DeviceError when it does not fit."""

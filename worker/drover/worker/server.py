@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import structlog
 
@@ -18,11 +19,13 @@ from drover.rpc.messages import COMMAND_OF, Request
 from drover.worker.memory import SharedDevice
 from drover.worker.session import Session
 from drover.worker.store import Store
+from drover.worker.tally import Tally
 
 MAX_CLIENTS = 256
 HELLO_SECONDS = 60.0
 """How long a connection may say nothing before its first request."""
-STOP_SECONDS = 5.0
+GRACE = 30.0
+"""How long running requests may take to end when the worker stops."""
 _BACKLOG = 128
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 
@@ -41,6 +44,18 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """A client that is connected, at one moment; `doing` is the command it waits for, `buffers` the bytes it holds."""
+
+    peer: str
+    doing: str
+    requests: int
+    received: int
+    sent: int
+    buffers: int
+
+
 class Server:
     """Serves many clients at a time on devices they share."""
 
@@ -51,12 +66,19 @@ class Server:
         *,
         max_clients: int = MAX_CLIENTS,
         idle_timeout: float | None = None,
+        grace: float = GRACE,
+        tally: Tally | None = None,
     ) -> None:
-        """`idle_timeout` is after how many silent seconds a client is dropped; None is never."""
+        """`idle_timeout` is after how many silent seconds a client is dropped; None is never.
+
+        `grace` is how many seconds what runs may take to end after `stop`.
+        """
         self._devices = devices
         self._store = store
         self._max_clients = max_clients
         self._idle_timeout = idle_timeout
+        self._grace = grace
+        self._tally = tally or Tally()
         self.clients: dict[threading.Thread, _Client] = {}
         """Who is connected, by the thread that serves them."""
         self._guard = threading.Lock()
@@ -71,7 +93,7 @@ class Server:
             raise DroverError(f"cannot listen on {_peer(listener.getsockname())}: {_why(error)}") from error
 
     def serve(self, listener: socket.socket) -> None:
-        """Accept clients until `stop`, then end those that are left."""
+        """Accept clients until `stop`; then each is answered what it has asked, within the grace, and sent away."""
         listener.setblocking(False)
         while not self._stopping:
             ready, _, _ = select.select([listener, self._woken], [], [])
@@ -92,6 +114,12 @@ class Server:
         with suppress(OSError):  # it has ended already
             self._wake.send(b"\0")
 
+    def present(self) -> list[Presence]:
+        """Who is connected now, the earliest first."""
+        with self._guard:
+            clients = list(self.clients.values())
+        return [client.presence() for client in clients]
+
     def _accept(self, listener: socket.socket) -> None:
         try:
             link, address = listener.accept()
@@ -107,7 +135,8 @@ class Server:
             link.close()
             log.warning("client refused", peer=peer, why=f"{self._max_clients} clients are connected")
             return
-        client = _Client(link, peer, Session(self._devices, self._store), self._idle_timeout)
+        session = Session(self._devices, self._store, self._tally)
+        client = _Client(link, peer, session, self._idle_timeout, self._tally)
         thread = threading.Thread(target=self._attend, args=(client,), name=f"client {peer}", daemon=True)
         with self._guard:
             self.clients[thread] = client
@@ -117,6 +146,8 @@ class Server:
             self._forget(thread)
             link.close()
             log.warning("client refused", peer=peer, why=str(error))
+            return
+        self._tally.client_came()
 
     def _attend(self, client: "_Client") -> None:
         try:
@@ -132,18 +163,26 @@ class Server:
         with self._guard:
             left = dict(self.clients)
         for client in left.values():
-            client.hang_up()
-        end = time.monotonic() + STOP_SECONDS
+            client.send_away()
+        end = time.monotonic() + self._grace
         for thread in left:
             thread.join(max(0.0, end - time.monotonic()))
+        with self._guard:
+            late = list(self.clients.values())
+        for client in late:
+            log.warning("client cut off", peer=client.peer, why=f"it was still busy after {self._grace:g} s of grace")
+            client.hang_up()
 
 
 class _Client:
     """One connection, from its first byte to its last."""
 
-    def __init__(self, link: socket.socket, peer: str, session: Session, idle_timeout: float | None) -> None:
+    def __init__(
+        self, link: socket.socket, peer: str, session: Session, idle_timeout: float | None, tally: Tally
+    ) -> None:
         self._link = link
-        self._peer = peer
+        self.peer = peer
+        self._tally = tally
         self._session = session
         self._idle_timeout = idle_timeout
         self._connection = ServerConnection()
@@ -168,16 +207,28 @@ class _Client:
             self._say("info" if self._received else "debug", "client lost", _why(error))
         except Exception as error:  # a bug, or no memory left: still only this client's end
             self._say("error", "client dropped", f"{type(error).__name__}: {error}")
-            log.debug("client dropped by an error of ours", peer=self._peer, exc_info=True)
+            log.debug("client dropped by an error of ours", peer=self.peer, exc_info=True)
         finally:
             self._link.close()
             self._session.close()
 
+    def presence(self) -> Presence:
+        """What others may know of it; for other threads."""
+        held = self._session.memory.used
+        return Presence(self.peer, self._doing, self._requests, self._received, self._sent, held)
+
+    def send_away(self) -> None:
+        """Make `serve` return once what has arrived is answered; for other threads."""
+        self._end(socket.SHUT_RD)
+
     def hang_up(self) -> None:
-        """Make `serve` return at its next wait; for other threads."""
+        """Make `serve` return at its next wait, whatever has arrived; for other threads."""
+        self._end(socket.SHUT_RDWR)
+
+    def _end(self, ways: int) -> None:
         self._hung_up = True
         with suppress(OSError):  # it has left already
-            self._link.shutdown(socket.SHUT_RDWR)
+            self._link.shutdown(ways)
 
     def _prepare(self) -> None:
         self._link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -191,6 +242,7 @@ class _Client:
         count = self._link.recv_into(self._connection.room())
         self._connection.filled(count)
         self._received += count
+        self._tally.moved(received=count)
         return count > 0
 
     def _answer(self) -> None:
@@ -217,6 +269,7 @@ class _Client:
         while left:
             sent = self._link.sendmsg(left)
             self._sent += sent
+            self._tally.moved(sent=sent)
             while left and sent >= len(left[0]):
                 sent -= len(left.pop(0))
             if sent:
@@ -234,7 +287,7 @@ class _Client:
     def _say(self, level: str, event: str, why: str | None) -> None:
         reason = {} if why is None else {"command": self._doing or self._connection.doing, "why": why}
         counts = {"requests": self._requests, "received": self._received, "sent": self._sent}
-        getattr(log, level)(event, peer=self._peer, **reason, **counts)
+        getattr(log, level)(event, peer=self.peer, **reason, **counts)
 
 
 def _peer(address: tuple[str, int]) -> str:

@@ -52,6 +52,7 @@ from drover.rpc.messages import (
 from drover.worker.graph import Programs, resolve
 from drover.worker.memory import Memory, Region, SharedDevice, scratch
 from drover.worker.store import Store
+from drover.worker.tally import Tally
 
 _MAX_U64 = (1 << 64) - 1
 
@@ -61,10 +62,11 @@ log = structlog.get_logger()
 class Session:
     """One client's view of the worker."""
 
-    def __init__(self, devices: Sequence[SharedDevice], store: Store | None = None) -> None:
+    def __init__(self, devices: Sequence[SharedDevice], store: Store | None = None, tally: Tally | None = None) -> None:
         self.memory = Memory(devices)
         self._devices = devices
         self._store = store
+        self._tally = tally or Tally()
         self._programs = [Programs() for _ in devices]
         self._landing: memoryview | None = None
 
@@ -171,14 +173,17 @@ class Session:
         room = request.tensor.nbytes - request.offset
         size = None if self._store is None else self._store.size(request.hash)
         if self._store is None or size is None or size > room:
+            self._tally.missed()
             return SetTensorHashReply(0)
         region = self.memory.part(request.tensor, request.offset, size)
         window = region.window
         data = scratch(size) if window is None else window
         if not self._store.get(request.hash, data):
+            self._tally.missed()
             return SetTensorHashReply(0)
         if window is None:
             region.write(data)
+        self._tally.hit(size)
         return SetTensorHashReply(1)
 
     def get_tensor(self, request: GetTensor) -> memoryview:
@@ -211,7 +216,7 @@ class Session:
         """Check, compile and run a graph; keep it under its uid unless that is 0."""
         shared = self._device(request.device)
         graph = resolve(request, self.memory, shared)
-        with shared.lock:
+        with shared.lock, self._tally.computing():
             program = shared.device.compile(graph.nodes) if graph.nodes else None
             if request.uid:
                 self._programs[request.device].keep(request.uid, program, graph)
@@ -223,7 +228,7 @@ class Session:
         shared = self._device(request.device)
         program = self._programs[request.device].find(request.uid)
         if program is not None:
-            with shared.lock:
+            with shared.lock, self._tally.computing():
                 shared.device.run(program)
 
     # reductions between workers: declined, the client then adds the parts itself

@@ -49,6 +49,13 @@ class Store:
             raise DroverError(f"weight cache {folder} is not writable: {error.strerror}") from error
         self._sweep()
 
+    @property
+    def used(self) -> int:
+        """Bytes of all entries; 0 if the folder cannot be read."""
+        with suppress(OSError):
+            return sum(size for _, size, _ in self._entries())
+        return 0
+
     def size(self, key: int) -> int | None:
         """Bytes stored under a hash, or None."""
         with suppress(OSError):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from drover.coordinator.architectures import llama
 from drover.coordinator.architectures.blocks import Model
 from drover.coordinator.model_file import ModelFile
-from drover.errors import ModelError
+from drover.errors import ArchitectureError
 
 READERS: dict[str, Callable[[ModelFile], Model]] = {
     "llama": llama.read,
@@ -16,9 +16,12 @@ READERS: dict[str, Callable[[ModelFile], Model]] = {
 
 
 def read(model: ModelFile) -> Model:
-    """Understand a model file; ModelError if its architecture is not in the table."""
+    """Understand a model file; ArchitectureError if its architecture is not in the table."""
     reader = READERS.get(model.architecture)
     if reader is None:
         known = ", ".join(sorted(READERS))
-        raise ModelError(f"{model.path}: architecture {model.architecture!r} is not supported; supported: {known}")
+        raise ArchitectureError(
+            f"{model.path}: architecture {model.architecture!r} is not supported; supported: {known}",
+            model.architecture,
+        )
     return reader(model)
