@@ -127,6 +127,7 @@ def _own(part: str, *more: str) -> Image:
 
     def write(target: Path) -> None:
         with locked("buildah"):
+            _buildah("rm", "--all")  # what a killed build left
             if not _buildah("images", "--quiet", "--filter", f"reference={under.name}"):
                 _buildah("pull", f"docker-archive:{under.archive}")
             options = ("--layers", "--isolation=chroot", "--network=host", "--format=docker", *_trust(), *_pip_cache())

@@ -46,9 +46,10 @@ def start(part: str, *flags: str) -> None:
 
 
 def launch(name: str, *argv: str) -> None:
-    """Start a program that stays."""
+    """Start a program that stays, as nobody's child: it ends when the node does, not when we do."""
     with (place() / f"{name}.log").open("wb") as log:
-        subprocess.Popen(inside(*argv), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        command = ["setsid", "--fork", *inside(*argv)]
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
 
 
 def inside(*argv: str) -> list[str]:
