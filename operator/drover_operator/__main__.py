@@ -41,10 +41,12 @@ def run(
     from drover_operator.reconcile import reconcile
 
     logs.configure("console" if log_format == "console" else "json", verbose)
-    watch = handlers.Watch(namespace or (), threads, f"http://0.0.0.0:{health_port}/healthz")
+    watch = handlers.Watch(tuple(namespace or ()), threads, f"http://0.0.0.0:{health_port}/healthz")
+    api = cluster.connect("drover-operator", threads)
+    api.check(watch.namespaces)
     cycle = partial(
         reconcile,
-        cluster=cluster.connect("drover-operator", threads),
+        cluster=api,
         probe=probe.device_memory,
         defaults=Defaults(image, own_namespace),
         clock=lambda: datetime.now(UTC),

@@ -5,6 +5,7 @@ Only kopf's plain events are used: they need no annotations and no finalizers, s
 because it was seen, and deleting one never waits for the operator. Retries and pauses are the queue's.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -97,6 +98,7 @@ def run(cycle: Cycle, watch: Watch, metrics: Metrics) -> None:
     """Watch and work until told to stop."""
     herding = Herding(WorkQueue(time.monotonic), cycle, metrics)
     metrics.watch_queue(lambda: len(herding.queue))
+    logging.basicConfig(level=logging.WARNING, handlers=[_Forward()], force=True)
     registry = kopf.OperatorRegistry()
     register(registry, herding.queue)
 
@@ -107,10 +109,12 @@ def run(cycle: Cycle, watch: Watch, metrics: Metrics) -> None:
     @kopf.on.startup(registry=registry)
     def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
         settings.posting.enabled = False
+        settings.scanning.disabled = True
         settings.watching.server_timeout = 600
         settings.watching.client_timeout = 660
         settings.watching.connect_timeout = 30
         herding.start(watch.threads)
+        log.info("watching", namespaces=list(watch.namespaces) or "all", threads=watch.threads)
 
     @kopf.on.cleanup(registry=registry)
     def finish(**_: Any) -> None:
@@ -121,6 +125,14 @@ def run(cycle: Cycle, watch: Watch, metrics: Metrics) -> None:
         kopf.run(registry=registry, standalone=True, liveness_endpoint=watch.liveness, **where)
     except kopf.LoginError as error:
         raise UnavailableError(f"the API server does not let the operator in: {error}") from None
+
+
+class _Forward(logging.Handler):
+    """What kopf has to say, as lines of our log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line of kopf's."""
+        log.log(record.levelno, "kopf", said=record.getMessage())
 
 
 def register(registry: kopf.OperatorRegistry, queue: WorkQueue) -> None:
