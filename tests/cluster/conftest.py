@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cluster import images, node, programs, volumes
+from cluster import images, node, programs, state, volumes
 from cluster.cache import ClusterUnavailableError, locked
 from cluster.kubectl import Kubectl
 from cluster.workloads import Cluster, Upload
@@ -47,7 +47,7 @@ def cluster() -> Iterator[Cluster]:
         yield _given()
         return
     try:
-        with locked("node"):
+        with locked(state.LOCK):
             wanted = images.archives()
             node.up()
             try:

@@ -14,6 +14,8 @@ from cluster.cache import ClusterUnavailableError, folder
 from cluster.programs import kube
 
 NETNS = "drover-kube"
+LOCK = "/run/drover-kube"
+"""One node at a time on a machine, whichever cache it comes from."""
 NODE, HOST, LINK_BITS = "10.250.0.1", "10.250.0.2", 30
 """The two ends of the link between the node and this machine."""
 EVERYTHING, PODS, SERVICES = "10.250.0.0/16", "10.250.1.0/24", "10.250.64.0/18"
