@@ -102,12 +102,12 @@ class ApiServer:
                     f"InferenceClusters may not be listed: {error}; check the operator's role"
                 ) from None
 
-    def apply(self, manifest: Manifest) -> None:
-        """Server-side apply: what the manifest says is ours, whoever wrote it before; RefusedError with the reason."""
+    def apply(self, manifest: Manifest) -> Manifest:
+        """Server-side apply: what the manifest says is ours, whoever wrote it before; what the object is then."""
         kind, metadata = manifest["kind"], manifest["metadata"]
         path = _path(kind, metadata["namespace"], metadata["name"])
         try:
-            self._apply(path, manifest)
+            return self._apply(path, manifest)
         except (RefusedError, _MissingError) as error:
             raise RefusedError(f"{kind} {metadata['name']}: {error}") from None
 
@@ -165,9 +165,9 @@ class ApiServer:
         except (UnavailableError, RefusedError, _MissingError) as error:
             log.warning("event not written", reason=reason, error=str(error))
 
-    def _apply(self, path: str, manifest: Manifest) -> None:
+    def _apply(self, path: str, manifest: Manifest) -> Manifest:
         query = [("fieldManager", names.MANAGER), ("force", "true")]
-        self._ask("patch", path, manifest, query, content_type="application/apply-patch+yaml")
+        return self._ask("patch", path, manifest, query, content_type="application/apply-patch+yaml")
 
     def _ask(
         self,
