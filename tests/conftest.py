@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from drover.worker.devices.cpu.kernel_cache import cache_directory
@@ -20,6 +21,13 @@ settings.load_profile("untimed")
 
 # Read when numba is imported. By default kernels stay beside the sources, even when their callees have changed.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_directory(Path(tempfile.gettempdir(), "drover-test-kernels"))))
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """A command that a test ran in this process has sent the log to that test's standard error; nobody else's."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,7 @@ DOORS = {
     "kopf": {"drover_operator/handlers.py"},
     "kubernetes": {"drover_operator/cluster.py"},
     "numba": {"drover/hashing.py", "drover/worker/devices/cpu/"},
-    "prometheus_client": {"drover/metrics.py"},
+    "prometheus_client": {"drover/metrics.py", "drover_operator/metrics.py"},
     "socket": {
         "drover/worker/server.py",
         "drover/worker/status_server.py",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drover import spec
+from drover.sources import FORMS
 from drover_operator.crd_status import STATUS
 
 Schema = dict[str, Any]
@@ -43,8 +44,8 @@ class Rule:
 
 
 def _form(scheme: str) -> Rule:
-    """The source of a scheme looks as `drover.spec` says."""
-    pattern, words = spec.SOURCES[scheme]
+    """The source of a scheme looks as `drover.sources` says."""
+    pattern, words = FORMS[scheme]
     rule = f"!self.source.startsWith('{scheme}://') || self.source.matches(r'^{pattern.pattern}$')"
     return Rule("spec.model", rule, f"a source with {scheme}:// must look like {words}", ".source")
 
@@ -82,13 +83,11 @@ RULES = (
     ),
     Rule(
         "spec.model",
-        " || ".join(f"self.source.startsWith('{scheme}://')" for scheme in spec.SOURCES),
-        "source must be one of "
-        + ", ".join(words for _, words in spec.SOURCES.values())
-        + "; a path is for `drover up` only",
+        " || ".join(f"self.source.startsWith('{scheme}://')" for scheme in FORMS),
+        "source must be one of " + ", ".join(words for _, words in FORMS.values()) + "; a path is for `drover up` only",
         ".source",
     ),
-    *(_form(scheme) for scheme in spec.SOURCES),
+    *(_form(scheme) for scheme in FORMS),
     Rule(
         "spec.model",
         "self.source.startsWith('pvc://') || has(self.storage.size)",

@@ -1,4 +1,4 @@
-"""What the operator counts, for Prometheus: the only prometheus_client import."""
+"""What the operator counts, for Prometheus: the only prometheus_client import of the control plane."""
 
 from collections.abc import Callable
 

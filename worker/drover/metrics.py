@@ -1,6 +1,6 @@
 """Figures of a process for Prometheus: plain rows in, the text of /metrics out.
 
-The only import of prometheus_client.
+The only import of prometheus_client in the data plane.
 """
 
 from collections.abc import Callable, Iterable, Iterator

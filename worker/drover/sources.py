@@ -10,9 +10,22 @@ SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gg
 """Name of one file of a split model."""
 MOST_SHARDS = 1000
 
-_HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/(?P<path>[^@?#]+\.gguf)(?:@(?P<revision>[^@?#\s]+))?", re.ASCII)
-_OLLAMA = re.compile(r"(?:(?P<owner>[\w.-]+)/)?(?P<name>[\w.-]+)(?::(?P<tag>[\w.-]+))?", re.ASCII)
-_VOLUME = re.compile(r"(?P<claim>[a-z0-9][a-z0-9.-]*)/(?P<path>[^?#]+)", re.ASCII)
+FORMS = {
+    "hf": (
+        re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)/(?P<path>[^@?#]+\.gguf)(@(?P<revision>[^@?#\s]+))?", re.ASCII),
+        "hf://ORG/REPO/FILE.gguf[@REVISION]",
+    ),
+    "https": (re.compile(r"https://[^/\s]+/\S+"), "https://HOST/PATH"),
+    "pvc": (
+        re.compile(r"pvc://(?P<claim>[a-z0-9][-a-z0-9.]*)/(?P<path>([^/.\s][^/\s]*/)*[^/.\s][^/\s]*\.gguf)"),
+        "pvc://CLAIM/PATH.gguf",
+    ),
+    "ollama": (
+        re.compile(r"ollama://((?P<owner>[\w.-]+)/)?(?P<name>[\w.-]+)(:(?P<tag>[\w.-]+))?", re.ASCII),
+        "ollama://NAME[:TAG]",
+    ),
+}
+"""Schemes of a model's source: what each looks like, for us and for people. The API server reads the patterns too."""
 _ODD = re.compile(r"[^\w.+=~-]+")
 
 
@@ -54,15 +67,12 @@ Source = HubFile | WebFile | OllamaModel | VolumeFile
 
 def parse(text: str) -> Source:
     """The parts of a source; FetchError says how to write it."""
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, _ = text.partition("://")
     reader = _READERS.get(scheme) if separator else None
-    source = reader(text, rest) if reader else None
+    source = reader(text) if reader else None
     if source is None:
-        raise FetchError(
-            f"{text!r} is no source of a model; write hf://org/repo/file.gguf[@revision], https://…/file.gguf, "
-            "ollama://name[:tag] or pvc://claim/path.gguf",
-            "InvalidSource",
-        )
+        known = ", ".join(words for _, words in FORMS.values())
+        raise FetchError(f"{text!r} is no source of a model; write {known}", "InvalidSource")
     return source
 
 
@@ -90,14 +100,18 @@ def shard_names(name: str) -> list[str]:
     return [f"{match['stem']}-{number:05d}-of-{match['count']}.gguf" for number in range(1, count + 1)]
 
 
-def _hub(_text: str, rest: str) -> Source | None:
-    match = _HUB.fullmatch(rest)
+def _match(scheme: str, text: str) -> re.Match[str] | None:
+    return FORMS[scheme][0].fullmatch(text)
+
+
+def _hub(text: str) -> Source | None:
+    match = _match("hf", text)
     if match is None or ".." in match["path"].split("/"):
         return None
     return HubFile(match["repo"], match["path"], match["revision"] or "main")
 
 
-def _web(text: str, _rest: str) -> Source | None:
+def _web(text: str) -> Source | None:
     try:
         parts = urlsplit(text)
         whole = parts.hostname and parts.port != 0 and not re.search(r"\s", text)
@@ -106,13 +120,13 @@ def _web(text: str, _rest: str) -> Source | None:
     return WebFile(text) if whole else None
 
 
-def _ollama(_text: str, rest: str) -> Source | None:
-    match = _OLLAMA.fullmatch(rest)
+def _ollama(text: str) -> Source | None:
+    match = _match("ollama", text)
     return match and OllamaModel(match["name"], match["tag"] or "latest", match["owner"] or "library")
 
 
-def _volume(_text: str, rest: str) -> Source | None:
-    match = _VOLUME.fullmatch(rest)
+def _volume(text: str) -> Source | None:
+    match = _match("pvc", text)
     return match and VolumeFile(match["claim"], match["path"])
 
 

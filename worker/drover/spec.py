@@ -5,7 +5,6 @@ No I/O here; `spec_file` reads files. What only means something on one machine, 
 other side takes no notice of it. Rules that only the API server can hold stand in `drover_operator.crd`.
 """
 
-import re
 import typing
 from typing import Annotated, Any, Literal
 
@@ -14,6 +13,7 @@ from pydantic.alias_generators import to_camel
 
 from drover.errors import DroverError
 from drover.sizes import parse_size
+from drover.sources import FORMS
 
 API_VERSION = "drover.dev/v1alpha1"
 KIND = "InferenceCluster"
@@ -65,14 +65,6 @@ Free = dict[str, Any]
 """A part of the Kubernetes API, handed on as it stands."""
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
 AccessMode = Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]
-
-SOURCES = {
-    "hf": (re.compile(r"hf://[\w.-]+/[\w.-]+/[^@]+\.gguf(@[\w./-]+)?", re.ASCII), "hf://ORG/REPO/FILE.gguf[@REVISION]"),
-    "https": (re.compile(r"https://[^/\s]+/\S+"), "https://HOST/PATH"),
-    "pvc": (re.compile(r"pvc://[a-z0-9][-a-z0-9.]*/([^/.\s][^/\s]*/)*[^/.\s][^/\s]*\.gguf"), "pvc://CLAIM/PATH.gguf"),
-    "ollama": (re.compile(r"ollama://[\w./-]+(:[\w.-]+)?", re.ASCII), "ollama://NAME[:TAG]"),
-}
-"""Schemes of a model's source: what each looks like, for us and for people. The API server reads the patterns too."""
 
 
 class _Model(BaseModel):
@@ -138,12 +130,12 @@ class Model(_Model):
 
     @model_validator(mode="after")
     def _known_source(self) -> typing.Self:
-        if self.scheme in SOURCES:
-            pattern, words = SOURCES[self.scheme]
+        if self.scheme in FORMS:
+            pattern, words = FORMS[self.scheme]
             if not pattern.fullmatch(self.source):
                 raise FieldError(("source",), f"{self.source!r} does not look like {words}")
         elif self.scheme:
-            known = ", ".join(words for _, words in SOURCES.values())
+            known = ", ".join(words for _, words in FORMS.values())
             raise FieldError(("source",), f"{self.source!r} has an unknown scheme; give {known}, or a path")
         return self
 
