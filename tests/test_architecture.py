@@ -20,7 +20,20 @@ KERNELS = ROOT / "worker/drover/worker/devices/cpu"
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 50
 
-PURE = ("drover/ggml", "drover/rpc", "drover/plan.py", "drover/sizes.py", "drover/worker/devices/device.py")
+PURE = (
+    "drover/ggml",
+    "drover/rpc",
+    "drover/plan.py",
+    "drover/sizes.py",
+    "drover/spec.py",
+    "drover/worker/devices/device.py",
+    *(
+        f"drover_operator/{name}.py"
+        for name in (
+            "crd crd_status desired errors layout managed names observed overrides pods progress status target troubles"
+        ).split()
+    ),
+)
 EFFECTS = {
     "asyncio",
     "logging",

@@ -67,10 +67,16 @@ CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"
 AccessMode = Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]
 
 SOURCES = {
-    "hf": (re.compile(r"hf://[\w.-]+/[\w.-]+/[^@]+\.gguf(@[\w./-]+)?", re.ASCII), "hf://ORG/REPO/FILE.gguf[@REVISION]"),
+    "hf": (
+        re.compile(r"hf://[\w.-]+/[\w.-]+/[^@?#\s]+\.gguf(@[^@?#\s]+)?", re.ASCII),
+        "hf://ORG/REPO/FILE.gguf[@REVISION]",
+    ),
     "https": (re.compile(r"https://[^/\s]+/\S+"), "https://HOST/PATH"),
-    "pvc": (re.compile(r"pvc://[a-z0-9][-a-z0-9.]*/([^/.\s][^/\s]*/)*[^/.\s][^/\s]*\.gguf"), "pvc://CLAIM/PATH.gguf"),
-    "ollama": (re.compile(r"ollama://[\w./-]+(:[\w.-]+)?", re.ASCII), "ollama://NAME[:TAG]"),
+    "pvc": (
+        re.compile(r"pvc://[a-z0-9][-a-z0-9.]*/([^/.\s?#][^/\s?#]*/)*[^/.\s?#][^/\s?#]*\.gguf"),
+        "pvc://CLAIM/PATH.gguf",
+    ),
+    "ollama": (re.compile(r"ollama://([\w.-]+/)?[\w.-]+(:[\w.-]+)?", re.ASCII), "ollama://[OWNER/]NAME[:TAG]"),
 }
 """Schemes of a model's source: what each looks like, for us and for people. The API server reads the patterns too."""
 
@@ -120,8 +126,8 @@ class Model(_Model):
     """The GGUF file to run."""
 
     source: Text
-    """hf://ORG/REPO/FILE.gguf[@REVISION], https://HOST/PATH, pvc://CLAIM/PATH.gguf or ollama://NAME[:TAG]; of a file in
-    parts, the first part. For `drover up` also a path, relative to the file that holds this."""
+    """hf://ORG/REPO/FILE.gguf[@REVISION], https://HOST/PATH, pvc://CLAIM/PATH.gguf or ollama://[OWNER/]NAME[:TAG]; of a
+    file in parts, the first part. For `drover up` also a path, relative to the file that holds this."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", max_length=64)] | None = None
     """What the file must hash to."""
     alias: Text | None = None
