@@ -26,7 +26,14 @@ PURE = (
     "drover/plan.py",
     "drover/sizes.py",
     "drover/sources.py",
+    "drover/spec.py",
     "drover/worker/devices/device.py",
+    *(
+        f"drover_operator/{name}.py"
+        for name in (
+            "crd crd_status desired errors layout managed names observed overrides pods progress status target troubles"
+        ).split()
+    ),
 )
 EFFECTS = {
     "asyncio",

@@ -21,6 +21,8 @@ TOKEN_FOLDER = "/etc/drover/token"
 REPORT = "/dev/termination-log"
 GRACE = 30
 """Seconds a worker has to finish its step."""
+CACHE_SHARE = 90
+"""Per cent of a cache's volume that weights may fill; compiled kernels and the file system take their part."""
 OVERHEAD = 512 << 20
 """What a worker needs beside the memory that it offers."""
 HOPELESS = (1, 2)
@@ -83,7 +85,11 @@ def serving(target: Target, layout: Layout, file: str, loads: str) -> Manifest:
 
 def load(target: Target, layout: Layout, file: str) -> Manifest:
     """The pod that loads the model into the workers and proves the split."""
-    arguments = ["load", *_coordinator_arguments(target, layout, file), "--report", REPORT, "--log-format", "json"]
+    model = target.spec.model
+    arguments = ["load", *_coordinator_arguments(target, layout, file)]
+    if model.scheme == "pvc" and model.sha256:  # what is downloaded was checked when it was
+        arguments += ["--sha256", model.sha256]
+    arguments += ["--report", REPORT, "--log-format", "json"]
     container = _container("load", target.serving_image, arguments)
     container["volumeMounts"].append(_mount("models", MODELS))
     _add_resources(container, target.spec.serving.resources)
@@ -130,7 +136,8 @@ def _worker_arguments(group: WorkerGroup) -> list[str]:
     if group.devices_per_worker > 1:
         device = ",".join(f"{device}:{index}" for index in range(group.devices_per_worker))
     arguments = ["worker", "--host", "0.0.0.0", "--port", str(names.RPC_PORT), "--device", device]
-    arguments += ["--cache-dir", CACHE] if group.cache.enabled else []
+    if group.cache.enabled and group.cache.size:
+        arguments += ["--cache-dir", CACHE, "--cache-limit", str(group.cache.size * CACHE_SHARE // 100)]
     arguments += ["--http", str(names.METRICS_PORT), "--grace", str(GRACE)]
     arguments += ["--memory", str(group.memory)] if group.memory else []
     arguments += ["--threads", str(group.threads)] if group.threads else []

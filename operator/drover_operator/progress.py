@@ -132,7 +132,7 @@ def _model(target: Target, facts: Facts, before: Remembered) -> tuple[Model | No
     claim, path = pods.model_claim(spec, target.name)
     if spec.scheme == "pvc":
         there = facts.claim in ("Bound", "Pending")
-        return (Model(fetches, path, message=f"it lies on the claim {claim}") if there else None), fetches
+        return (Model(fetches, path, message=f"{path} on the claim {claim}") if there else None), fetches
     known = before.get("model") or {}
     job = facts.fetch
     if job and job.of == fetches and job.state == "succeeded" and job.report and job.report.get("path"):

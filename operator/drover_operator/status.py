@@ -142,7 +142,7 @@ def _model_available(view: View) -> Said:
     facts, model = view.facts, view.progress.model
     if model is not None:
         size = f", {format_size(model.bytes)}" if model.bytes else ""
-        return Said("True", "Available", f"{model.file}{size}{': ' if model.message else ''}{model.message}")
+        return Said("True", "Available", model.message or f"{model.file}{size}")
     claim, _ = pods.model_claim(view.target.spec.model, view.target.name)
     if view.target.spec.model.scheme == "pvc":
         return Said("False", "ClaimMissing", f"there is no usable claim {claim}: make it, with the model on it")

@@ -149,7 +149,8 @@ def arguments(kind: str, name: str, stage: dict[str, Any] | None = None, **spec:
             "herd-w",
             {"workers": [{"name": "w", "cache": {"size": "1Gi"}, "memory": "1Gi", "threads": 2}]},
             (
-                "worker --host 0.0.0.0 --port 50052 --device cpu --cache-dir /var/cache/drover --http 9090 --grace 30 "
+                "worker --host 0.0.0.0 --port 50052 --device cpu "
+                "--cache-dir /var/cache/drover --cache-limit 966367641 --http 9090 --grace 30 "
                 "--memory 1073741824 --threads 2 --log-format json"
             ),
         ),
@@ -160,6 +161,16 @@ def arguments(kind: str, name: str, stage: dict[str, Any] | None = None, **spec:
             (
                 "load /models/m.gguf --rpc herd-w-0.herd-w.farm.svc:50052 --tensor-split 1 --ctx-size 128 --parallel 1 "
                 "--cache-type-k f16 --cache-type-v f16 --report /dev/termination-log --log-format json"
+            ),
+        ),
+        (
+            "Job",
+            "herd-load",
+            {"model": {"source": "pvc://c/m.gguf", "sha256": "0" * 64}, "workers": [{"name": "w"}]},
+            (
+                "load /models/m.gguf --rpc herd-w-0.herd-w.farm.svc:50052 --tensor-split 1 --parallel 1 "
+                f"--cache-type-k f16 --cache-type-v f16 --sha256 {'0' * 64} "
+                "--report /dev/termination-log --log-format json"
             ),
         ),
         (

@@ -28,7 +28,7 @@ REFUSED = [
     Refused("model.source", "hf://org/repo/m.bin", "must look like hf://ORG/REPO/FILE.gguf[@REVISION]"),
     Refused("model.source", "pvc://claim/../m.gguf", "must look like pvc://CLAIM/PATH.gguf"),
     Refused("model.source", "https://example.com", "must look like https://HOST/PATH"),
-    Refused("model.source", "ollama://", "must look like ollama://NAME[:TAG]"),
+    Refused("model.source", "ollama://", "must look like ollama://[OWNER/]NAME[:TAG]"),
     Refused("model.storage", {}, "a model that is downloaded needs room: give storage.size", everywhere=False),
     Refused("model.storage.size", "much", "spec.model.storage.size"),
     Refused("model.sha256", "abc", "spec.model.sha256"),

@@ -12,17 +12,17 @@ MOST_SHARDS = 1000
 
 FORMS = {
     "hf": (
-        re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)/(?P<path>[^@?#]+\.gguf)(@(?P<revision>[^@?#\s]+))?", re.ASCII),
+        re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)/(?P<path>[^@?#\s]+\.gguf)(@(?P<revision>[^@?#\s]+))?", re.ASCII),
         "hf://ORG/REPO/FILE.gguf[@REVISION]",
     ),
     "https": (re.compile(r"https://[^/\s]+/\S+"), "https://HOST/PATH"),
     "pvc": (
-        re.compile(r"pvc://(?P<claim>[a-z0-9][-a-z0-9.]*)/(?P<path>([^/.\s][^/\s]*/)*[^/.\s][^/\s]*\.gguf)"),
+        re.compile(r"pvc://(?P<claim>[a-z0-9][-a-z0-9.]*)/(?P<path>([^/.\s?#][^/\s?#]*/)*[^/.\s?#][^/\s?#]*\.gguf)"),
         "pvc://CLAIM/PATH.gguf",
     ),
     "ollama": (
         re.compile(r"ollama://((?P<owner>[\w.-]+)/)?(?P<name>[\w.-]+)(:(?P<tag>[\w.-]+))?", re.ASCII),
-        "ollama://NAME[:TAG]",
+        "ollama://[OWNER/]NAME[:TAG]",
     ),
 }
 """Schemes of a model's source: what each looks like, for us and for people. The API server reads the patterns too."""

@@ -112,8 +112,8 @@ class Model(_Model):
     """The GGUF file to run."""
 
     source: Text
-    """hf://ORG/REPO/FILE.gguf[@REVISION], https://HOST/PATH, pvc://CLAIM/PATH.gguf or ollama://NAME[:TAG]; of a file in
-    parts, the first part. For `drover up` also a path, relative to the file that holds this."""
+    """hf://ORG/REPO/FILE.gguf[@REVISION], https://HOST/PATH, pvc://CLAIM/PATH.gguf or ollama://[OWNER/]NAME[:TAG]; of a
+    file in parts, the first part. For `drover up` also a path, relative to the file that holds this."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", max_length=64)] | None = None
     """What the file must hash to."""
     alias: Text | None = None
