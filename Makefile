@@ -6,9 +6,12 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 PROMPT ?= The licensor grants you
 PEER   := PYTHONPATH=tests $(BIN)/python -m support.peer
+NODE   := PYTHONPATH=tests $(BIN)/python -m cluster.node
+IMAGES := PYTHONPATH=tests $(BIN)/python -m cluster.images
+BASE   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test manifests conformance bench size lock clean
+.PHONY: help install demo check test e2e images manifests conformance bench size lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +38,13 @@ check: $(STAMP) ## Lint, formatting, types, layers, architecture
 test: $(STAMP) ## All tests; those against stock llama.cpp where it can be installed (root, Debian, network)
 	@$(PEER) install || true
 	$(BIN)/python -m pytest
+
+e2e: $(STAMP) ## Tests on a real Kubernetes: the one KUBECONFIG names, else a node of our own (root, Debian, Go, network)
+	@test -n "$$KUBECONFIG" || { $(NODE) build && $(IMAGES) archives; }
+	$(BIN)/python -m pytest -m cluster tests/cluster
+
+images: $(STAMP) ## drover-worker and drover-operator, with docker, podman or buildah; BASE=… for another base image
+	$(IMAGES) build $(BASE)
 
 manifests: $(STAMP) ## Write manifests/crd.yaml from the spec
 	$(BIN)/python -m drover_operator crd > manifests/crd.yaml

@@ -86,7 +86,7 @@ def test_the_back_end_is_the_same_everywhere() -> None:
     assert f"\n{required} \\\n" in (ROOT / "requirements.lock").read_text()
 
 
-@pytest.mark.parametrize("path", ["Dockerfile.worker"])
+@pytest.mark.parametrize("path", ["Dockerfile.operator", "Dockerfile.worker"])
 def test_what_an_image_copies_is_in_its_context(path: str) -> None:
     """.dockerignore leaves everything out but what it names."""
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}

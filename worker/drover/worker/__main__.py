@@ -6,13 +6,14 @@ are imported inside functions: NUMBA_CACHE_DIR must be set before numba is.
 
 import ipaddress
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from drover.worker.store import Store
 
 DEFAULT_PORT = 50052
+SHIPPED = Path(sys.prefix, "share", "drover")
+"""Where an image keeps the kernels that were compiled when it was built."""
 _SPARE = 512 << 20
 """Memory left to everything else when we offer what is available."""
 _WARNING = """\
@@ -184,13 +187,27 @@ def _keep_kernels(root: Path, stack: ExitStack) -> None:
         return
     folder = cache_directory(root)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _copy_shipped(folder)
+        folder.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         log.warning("compiled kernels cannot be kept", folder=str(folder), why=error.strerror or str(error))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drover-kernels-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drover-kernels-"))) / folder.name
+        _copy_shipped(folder)
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
+
+
+def _copy_shipped(folder: Path) -> None:
+    """Start from the kernels that an image brings; numba uses those for this CPU, and adds its own on another."""
+    shipped = SHIPPED / "kernels" / folder.name
+    if folder.exists() or not shipped.is_dir():
+        return
+    with suppress(OSError), tempfile.TemporaryDirectory(dir=folder.parent, prefix="shipped-") as partial:
+        whole = Path(partial, folder.name)
+        shutil.copytree(shipped, whole, ignore=shutil.ignore_patterns("complete", "lock"))
+        whole.rename(folder)
 
 
 @contextmanager

@@ -1,0 +1,91 @@
+"""A cluster for the tests of this folder: any that KUBECONFIG names, else a node of our own for the time of the run.
+
+On a cluster of somebody else's the images come from DROVER_E2E_WORKER_IMAGE, DROVER_E2E_OPERATOR_IMAGE and
+DROVER_E2E_STOCK_IMAGE (stock llama.cpp, its programs on PATH), and claims use the cluster's default storage class.
+"""
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import images, node, programs, volumes
+from cluster.cache import ClusterUnavailableError, locked
+from cluster.kubectl import Kubectl
+from cluster.workloads import Cluster, Upload
+
+SECONDS = 900
+"""What a test may take, fixtures included; images are built before the run (`make e2e`)."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.timeout(SECONDS))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """What the namespace of a failed test looked like goes into its report, before the namespace is deleted."""
+    report = yield
+    space = getattr(item, "funcargs", {}).get("kubectl")
+    if report.failed and call.when != "teardown" and space is not None:
+        report.sections.append((f"namespace {space.namespace}", space.describe()))
+    return report
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The cluster of the run."""
+    if os.environ.get("KUBECONFIG"):
+        yield _given()
+        return
+    try:
+        with locked("node"):
+            wanted = images.archives()
+            node.up()
+            try:
+                node.load(*(image.archive for image in wanted))
+                kubectl = Kubectl(programs.kubectl(), node.kubeconfig())
+                yield Cluster(kubectl, True, *(image.name for image in wanted))
+            finally:
+                node.down()
+    except ClusterUnavailableError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+def _given() -> Cluster:
+    program = shutil.which("kubectl")
+    if program is None:
+        pytest.fail("KUBECONFIG is set, and there is no kubectl: install it", pytrace=False)
+    names = []
+    for variable in ("DROVER_E2E_WORKER_IMAGE", "DROVER_E2E_OPERATOR_IMAGE", "DROVER_E2E_STOCK_IMAGE"):
+        if not os.environ.get(variable):
+            pytest.fail(f"KUBECONFIG is set: set {variable} to an image that this cluster can pull", pytrace=False)
+        names.append(os.environ[variable])
+    return Cluster(Kubectl(Path(program), Path(os.environ["KUBECONFIG"])), False, *names)
+
+
+@pytest.fixture
+def kubectl(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
+    """kubectl in a namespace that is the test's own: pods must pass the `restricted` level; gone afterwards."""
+    word = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_"))[:30].strip("-")
+    name = f"{word}-{secrets.token_hex(3)}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted", "drover.dev/tests": "true"}
+    cluster.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    yield cluster.kubectl.within(name)
+    cluster.kubectl.delete("namespace", name)
+    if cluster.ours:
+        volumes.recycle()
+
+
+@pytest.fixture
+def upload(cluster: Cluster, kubectl: Kubectl) -> Upload:
+    """Puts files of this machine into a claim, for pods that read them."""
+    return Upload(kubectl, cluster.worker_image)
