@@ -16,6 +16,8 @@ Schema = dict[str, Any]
 
 GROUP, _, VERSION = spec.API_VERSION.partition("/")
 PLURAL = "inferenceclusters"
+LONGEST_NAME = 50
+"""Of a cluster and a group together; a StatefulSet's pods have labels that add 11 more, and 63 is the limit."""
 
 _SAME_SIZE = "(has({0}) == has({1}) && (!has({0}) || {0} == {1}))"
 _KEPT = " && ".join(
@@ -32,10 +34,7 @@ _SHARES = "self.split.proportions"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A CEL rule at a place of the resource, "[]" being the items of a list; `words` for who broke it.
-
-    `words` that begin with a quote are a CEL expression.
-    """
+    """A CEL rule at a place of the resource, "[]" being the items of a list; `words` for who broke it."""
 
     place: str
     rule: str
@@ -55,11 +54,13 @@ RULES = (
         "",
         "self.metadata.name.matches(r'^[a-z]([-a-z0-9]*[a-z0-9])?$')",
         "the name must be lower-case letters, digits and '-', beginning with a letter: Services are named after it",
+        ".metadata.name",
     ),
     Rule(
         "",
-        "self.spec.workers.all(w, size(self.metadata.name) + size(w.name) <= 50)",
-        "the names of the cluster and of each group may have 50 characters together: pods are named after both",
+        f"self.spec.workers.all(w, size(self.metadata.name) + size(w.name) <= {LONGEST_NAME})",
+        f"the names of the cluster and of each group may have {LONGEST_NAME} characters together: pods are named after "
+        "both",
     ),
     Rule(
         "spec",
@@ -70,7 +71,7 @@ RULES = (
     Rule(
         "spec",
         f"!has({_SHARES}) || size({_SHARES}) == {_DEVICES}",
-        f"string(size({_SHARES})) + ' proportions for ' + string({_DEVICES}) + ' devices; give one for each'",
+        "give one proportion for every device, in the order of the groups: replicas times devicesPerWorker of each",
         ".split.proportions",
     ),
     Rule(
@@ -185,7 +186,7 @@ def schema() -> Schema:
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            "metadata": {"type": "object"},
+            "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": LONGEST_NAME}}},
             "spec": _structural(model, model.get("$defs", {})),
             "status": STATUS,
         },
@@ -218,7 +219,7 @@ def _structural(given: Schema, models: Mapping[str, Schema]) -> Schema:
     if given["type"] == "object":
         made.update(_fields(given, models))
     if given.get("default") is not None:
-        made["default"] = _least(given["default"], made)
+        made["default"] = _written_out(given["default"])
     return made
 
 
@@ -236,13 +237,11 @@ def _fields(given: Schema, models: Mapping[str, Schema]) -> Schema:
     return {"additionalProperties": _structural(values, models)}
 
 
-def _least(default: Any, made: Schema) -> Any:
-    """A default without what the fields inside it default to."""
+def _written_out(default: Any) -> Any:
+    """A default with all that is in it: the API server tries the rules on it before it fills in anything."""
     if not isinstance(default, dict):
         return default
-    fields = made.get("properties", {})
-    least = {name: _least(value, fields[name]) for name, value in default.items() if value is not None}
-    return {name: value for name, value in least.items() if value != fields[name].get("default")}
+    return {name: _written_out(value) for name, value in default.items() if value is not None}
 
 
 def _at(root: Schema, place: str) -> Schema:
@@ -255,8 +254,7 @@ def _at(root: Schema, place: str) -> Schema:
 
 
 def _validation(rule: Rule) -> Schema:
-    words = {"messageExpression": rule.words} if rule.words.startswith("string(") else {"message": rule.words}
-    return {"rule": rule.rule, **words, **({"fieldPath": rule.field} if rule.field else {})}
+    return {"rule": rule.rule, "message": rule.words, **({"fieldPath": rule.field} if rule.field else {})}
 
 
 def _one_line(text: str) -> str:

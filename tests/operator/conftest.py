@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+
 from support.operator_world import FETCHED, LOADED, World, body
 
 

@@ -3,11 +3,12 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from drover import spec
 from drover.spec_file import load
 from drover_operator import crd
+from support.refused_specs import REFUSED, SPEC, Refused, changed
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = crd.schema()
@@ -74,6 +75,7 @@ def test_defaults_are_those_of_the_spec() -> None:
     filled = filled_in(SCHEMA["properties"]["spec"], least)
     assert spec.Spec.model_validate(filled) == spec.Spec.model_validate(least)
     assert filled["workers"][0]["cache"] == {"enabled": False, "accessMode": "ReadWriteOnce", "retain": True}
+    assert filled["serving"]["port"] == 8080
     assert filled["workers"][1]["cache"]["enabled"] is True
 
 
@@ -85,6 +87,13 @@ def filled_in(schema: dict[str, Any], value: Any) -> Any:
         return value
     given = {name: field["default"] for name, field in schema["properties"].items() if "default" in field} | value
     return {name: filled_in(schema["properties"][name], inner) for name, inner in given.items()}
+
+
+def test_a_default_is_written_out_whole() -> None:
+    """The API server tries the rules on a default before it fills in what is inside."""
+    for place, part in parts(SCHEMA):
+        if isinstance(part.get("default"), dict):
+            assert filled_in(part, part["default"]) == part["default"], place
 
 
 @pytest.mark.parametrize("rule", crd.RULES, ids=lambda rule: f"{rule.place}{rule.field}: {rule.rule[:40]}")
@@ -100,3 +109,10 @@ def test_a_sample_for_a_cluster_fits_the_schema() -> None:
     for path in sorted((ROOT / "manifests/samples").glob("*.yaml")):
         given = load(path).spec.model_dump(by_alias=True, exclude_unset=True, mode="json")
         assert filled_in(SCHEMA["properties"]["spec"], given)
+
+
+@pytest.mark.parametrize("row", [row for row in REFUSED if row.everywhere], ids=lambda row: f"{row.path}={row.value}")
+def test_what_the_api_server_refuses_on_every_machine_the_models_refuse_too(row: Refused) -> None:
+    spec.Spec.model_validate(SPEC)
+    with pytest.raises(ValidationError):
+        spec.Spec.model_validate(changed(row))
