@@ -45,7 +45,7 @@ e2e: $(STAMP) ## Tests on a real Kubernetes: the one KUBECONFIG names, else a no
 	@test -n "$$KUBECONFIG" || { $(NODE) build && $(IMAGES) archives; }
 	$(BIN)/python -m pytest -m cluster tests/cluster
 
-images: $(STAMP) ## drover-worker and drover-operator, with docker, podman or buildah; BASE=… for another base image
+images: $(STAMP) ## drover-worker and drover-operator, with docker, podman or buildah; BASE=… for another base, BASE=debian makes it
 	$(IMAGES) build $(BASE)
 
 manifests: $(STAMP) ## Write the CRD (manifests/ and the chart's) from the spec, manifests/operator.yaml from the chart

@@ -50,13 +50,14 @@ def digest(*sources: str | Path) -> str:
 def kept(kind: str, key: str, suffix: str, make: Callable[[Path], None]) -> Path:
     """The file or folder KIND-KEY.SUFFIX; if it is not there, `make` writes it to the path it is given."""
     target = folder() / f"{kind}-{key}{suffix}"
-    with locked(kind):
-        if not target.exists():
-            started = time.monotonic()
-            print(f"making {target.name}", file=sys.stderr, flush=True)
-            _make(target, make)
-            _drop_older(target, kind, suffix)
-            print(f"made {target} in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    if not target.exists():
+        with locked(kind):
+            if not target.exists():
+                started = time.monotonic()
+                print(f"making {target.name}", file=sys.stderr, flush=True)
+                _make(target, make)
+                _drop_older(target, kind, suffix)
+                print(f"made {target} in {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     os.utime(target)
     return target
 
@@ -80,7 +81,7 @@ def _drop_older(newest: Path, kind: str, suffix: str) -> None:
 
 @contextmanager
 def locked(name: str, seconds: float = 3600) -> Iterator[None]:
-    """Hold a lock of this machine; another run that has it is waited for. A killed holder has let go of it."""
+    """Hold a lock of the cache (or, with a path, of the machine); who has it is waited for, a killed run has not."""
     with (folder() / f"{name}.lock").open("a") as lock:
         deadline = time.monotonic() + seconds
         while True:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cluster import images, node, programs, volumes
+from cluster import images, node, programs, state, volumes
 from cluster.cache import ClusterUnavailableError, locked
 from cluster.kubectl import Kubectl
 from cluster.workloads import Cluster, Upload
@@ -47,7 +47,7 @@ def cluster() -> Iterator[Cluster]:
         yield _given()
         return
     try:
-        with locked("node"):
+        with locked(state.LOCK):
             wanted = images.archives()
             node.up()
             try:
@@ -75,14 +75,14 @@ def _given() -> Cluster:
 @pytest.fixture
 def kubectl(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
     """kubectl in a namespace that is the test's own: pods must pass the `restricted` level; gone afterwards."""
+    if cluster.ours:
+        volumes.recycle()
     word = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_"))[:30].strip("-")
     name = f"{word}-{secrets.token_hex(3)}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted", "drover.dev/tests": "true"}
     cluster.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
     yield cluster.kubectl.within(name)
-    cluster.kubectl.delete("namespace", name)
-    if cluster.ours:
-        volumes.recycle()
+    cluster.kubectl.delete("namespace", name, wait=False)
 
 
 @pytest.fixture

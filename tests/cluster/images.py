@@ -1,6 +1,7 @@
 """The images that run on a cluster: the project's own, built by its Dockerfiles, and stock llama.cpp beside them.
 
-    PYTHONPATH=tests python -m cluster.images build [BASE]    drover-worker and drover-operator, for people
+    PYTHONPATH=tests python -m cluster.images build [BASE]    drover-worker and drover-operator, for people; the base
+                                                              `debian` is made here, any other has to be pulled
     PYTHONPATH=tests python -m cluster.images archives        those of the end-to-end tests, as files in the cache
 
 The tests need no registry: their base is a Debian made here, and their builder is buildah with a storage of its own in
@@ -26,6 +27,9 @@ OWN = {
     "operator": ("pyproject.toml", "requirements.lock", "README.md", "LICENSE", "worker", "operator"),
 }
 """What goes into each image beside its Dockerfile."""
+BUILD = {"docker": ["build"], "podman": ["build"], "buildah": ["bud", "--layers", "--format=docker"]}
+LOAD = {"docker": ["load", "--input"], "podman": ["load", "--input"], "buildah": ["pull"]}
+LOAD_PREFIX = {"docker": "", "podman": "", "buildah": "docker-archive:"}
 DEBIAN = "bookworm"
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"
 BASE_LEFT_OUT = (
@@ -81,45 +85,48 @@ def stock() -> Image:
 
 def base() -> Image:
     """A Debian with Python, to build on."""
+    programs.require_root()
+    programs.require(programs.IMAGE_PROGRAMS)
     key = digest(DEBIAN, BASE_PACKAGES, *BASE_LEFT_OUT, Path(archive.__file__))
     name = f"localhost/debian-python:{key}"
 
     def write(target: Path) -> None:
         root, layer = target.with_name("root"), target.with_name("layer.tar")
-        run("debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", DEBIAN, root)
+        run("unshare", "--mount", "debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", DEBIAN, root)
         _pack(layer, root, BASE_LEFT_OUT)
         archive.write(target, name, layer, {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"]})
 
     return Image(name, kept("image-base", key, ".tar", write))
 
 
-def build(own_base: str = "") -> None:
+def build(base_name: str = "") -> None:
     """`make images`: with docker, podman or buildah, under the names a person expects."""
-    command = _builder()
-    arguments = ["--build-arg", f"BASE={own_base}"] if own_base else []
+    tool = _builder()
+    arguments = [] if tool == "docker" else ["--network", "host", *_trust()]
+    if base_name == "debian":
+        made = base()
+        base_name = made.name
+        subprocess.run([tool, *LOAD[tool], f"{LOAD_PREFIX[tool]}{made.archive}"], check=True)
+    if base_name:
+        arguments += ["--build-arg", f"BASE={base_name}"]
     for part in OWN:
         name = f"drover-{part}:{drover.__version__}"
-        subprocess.run([*command, *arguments, "-f", f"Dockerfile.{part}", "-t", name, "."], cwd=ROOT, check=True)
+        options = [*arguments, "-f", f"Dockerfile.{part}", "-t", name, "."]
+        subprocess.run([tool, *BUILD[tool], *options], cwd=ROOT, check=True)
         print(f"built {name}")
 
 
-def _builder() -> list[str]:
+def _builder() -> str:
     """The first builder that works: a docker without its daemon does not."""
-    for check, command in (
-        (["docker", "version"], ["docker", "build"]),
-        (["podman", "version"], ["podman", "build"]),
-        (["buildah", "version"], ["buildah", "bud", "--layers"]),
-    ):
-        if shutil.which(check[0]) and subprocess.run(check, capture_output=True, check=False).returncode == 0:
-            return command if command[0] == "docker" else [*command, "--network", "host", *_trust()]
+    for tool in BUILD:
+        if shutil.which(tool) and subprocess.run([tool, "version"], capture_output=True, check=False).returncode == 0:
+            return tool
     raise ClusterUnavailableError(
         "no working docker, podman or buildah here: install one (docker needs its daemon too)"
     )
 
 
 def _own(part: str, *more: str) -> Image:
-    programs.require_root()
-    programs.require(programs.IMAGE_PROGRAMS)
     under = base()
     sources = [ROOT / f"Dockerfile.{part}", *(ROOT / name for name in OWN[part])]
     key = digest(under.name, *more, *sources)
@@ -127,6 +134,7 @@ def _own(part: str, *more: str) -> Image:
 
     def write(target: Path) -> None:
         with locked("buildah"):
+            _buildah("rm", "--all")  # what a killed build left
             if not _buildah("images", "--quiet", "--filter", f"reference={under.name}"):
                 _buildah("pull", f"docker-archive:{under.archive}")
             options = ("--layers", "--isolation=chroot", "--network=host", "--format=docker", *_trust(), *_pip_cache())

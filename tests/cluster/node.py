@@ -114,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         if verb in ("up", "load", "down"):
-            with locked("node"):
+            with locked(state.LOCK):
                 VERBS[verb](*rest)
         else:
             VERBS[verb]()

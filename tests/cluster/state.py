@@ -14,6 +14,8 @@ from cluster.cache import ClusterUnavailableError, folder
 from cluster.programs import kube
 
 NETNS = "drover-kube"
+LOCK = "/run/drover-kube"
+"""One node at a time on a machine, whichever cache it comes from."""
 NODE, HOST, LINK_BITS = "10.250.0.1", "10.250.0.2", 30
 """The two ends of the link between the node and this machine."""
 EVERYTHING, PODS, SERVICES = "10.250.0.0/16", "10.250.1.0/24", "10.250.64.0/18"
@@ -46,9 +48,10 @@ def start(part: str, *flags: str) -> None:
 
 
 def launch(name: str, *argv: str) -> None:
-    """Start a program that stays."""
+    """Start a program that stays, as nobody's child: it ends when the node does, not when we do."""
     with (place() / f"{name}.log").open("wb") as log:
-        subprocess.Popen(inside(*argv), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        command = ["setsid", "--fork", *inside(*argv)]
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
 
 
 def inside(*argv: str) -> list[str]:

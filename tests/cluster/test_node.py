@@ -5,7 +5,7 @@ import urllib.request
 
 import pytest
 
-from cluster.kubectl import Kubectl, KubectlError
+from cluster.kubectl import Kubectl, KubectlError, until
 from cluster.workloads import Cluster, Upload, claim, container, pod_spec
 
 
@@ -42,14 +42,15 @@ def test_what_is_uploaded_is_there_for_the_next_pod(
         {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": {"name": "web"},
+            "metadata": {"name": "site"},
             "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": 8000}]},
         },
     )
     kubectl.wait("pod/web", "condition=Ready")
-    fetch = "import urllib.request; print(urllib.request.urlopen('http://web/greeting.txt').read().decode())"
-    assert kubectl.execute("web", "python", "-c", fetch).strip() == file.read_text()
-    with kubectl.forwarded("svc/web", 80) as url, urllib.request.urlopen(f"{url}/greeting.txt") as answer:
+    fetch = "import urllib.request; print(urllib.request.urlopen('http://site/greeting.txt').read().decode())"
+    said = until("the service has found its pod", lambda: kubectl.execute("web", "python", "-c", fetch), seconds=20)
+    assert said.strip() == file.read_text()
+    with kubectl.forwarded("svc/site", 80) as url, urllib.request.urlopen(f"{url}/greeting.txt") as answer:
         assert answer.read().decode() == file.read_text()
 
 
