@@ -58,6 +58,8 @@ LONGEST_MESSAGE = 1000
 
 _FOR_GOOD = {400, 403, 404, 405, 413, 415, 422}
 """Answers that the same request would get again."""
+_UNTYPED = "failed to create typed patch object"
+"""What it says, with status 500, of an apply that has fields of the wrong kind."""
 
 
 class ApiServer:
@@ -218,6 +220,6 @@ def _translated(error: Any) -> Exception:
         said = error.reason or "no reason given"
     if error.status == 404:
         return _MissingError(said)
-    if error.status in _FOR_GOOD:
+    if error.status in _FOR_GOOD or _UNTYPED in said:
         return RefusedError(said)
     return UnavailableError(f"the API server answered {error.status}: {said}")

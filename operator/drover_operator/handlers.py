@@ -16,6 +16,7 @@ import structlog
 
 from drover.errors import DroverError
 from drover_operator import crd, names
+from drover_operator.errors import UnavailableError
 from drover_operator.metrics import Metrics
 from drover_operator.reconcile import Outcome
 from drover_operator.work_queue import Key, WorkQueue
@@ -99,6 +100,10 @@ def run(cycle: Cycle, watch: Watch, metrics: Metrics) -> None:
     registry = kopf.OperatorRegistry()
     register(registry, herding.queue)
 
+    @kopf.on.login(registry=registry)
+    def login(**asked: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**asked) or kopf.login_with_kubeconfig(**asked)
+
     @kopf.on.startup(registry=registry)
     def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
         settings.posting.enabled = False
@@ -112,7 +117,10 @@ def run(cycle: Cycle, watch: Watch, metrics: Metrics) -> None:
         herding.stop()
 
     where: dict[str, Any] = {"namespaces": list(watch.namespaces)} if watch.namespaces else {"clusterwide": True}
-    kopf.run(registry=registry, standalone=True, liveness_endpoint=watch.liveness, **where)
+    try:
+        kopf.run(registry=registry, standalone=True, liveness_endpoint=watch.liveness, **where)
+    except kopf.LoginError as error:
+        raise UnavailableError(f"the API server does not let the operator in: {error}") from None
 
 
 def register(registry: kopf.OperatorRegistry, queue: WorkQueue) -> None:

@@ -115,7 +115,7 @@ def _settled(target: Target, group: str, replicas: int, by_name: Mapping[tuple[s
     status = body.get("status", {})
     seen = status.get("observedGeneration", 0) >= body["metadata"].get("generation", 0)
     counts = [status.get(name, 0) for name in ("replicas", "readyReplicas", "updatedReplicas")]
-    rolled = status.get("currentRevision") == status.get("updateRevision")
+    rolled = bool(status.get("currentRevision")) and status["currentRevision"] == status.get("updateRevision")
     return seen and (counts == [replicas] * 3 or (rolled and counts[:2] == [replicas] * 2))
 
 

@@ -146,6 +146,10 @@ REMOVABLE = {"StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy", "
 """Kinds that are deleted once nothing asks for them; volumes stay until the InferenceCluster goes."""
 
 
+REPLACEABLE = {"Service", "PodDisruptionBudget", "NetworkPolicy"}
+"""Kinds that may be made anew without a loss when the API server will not have a change of them."""
+
+
 def _apply(
     wanted: Target, facts: Facts, manifests: Sequence[Manifest], cluster: Cluster, body: Manifest
 ) -> tuple[int, list[str]]:
@@ -164,6 +168,9 @@ def _apply(
         except RefusedError as error:
             log.warning("refused", kind=kind, name=name, namespace=wanted.namespace, error=str(error))
             refusals.append(str(error))
+            if live is not None and kind in REPLACEABLE:
+                cluster.delete(live)  # what others added to it cannot stay beside what we say; it is made anew
+                writes += 1
             continue
         writes += 1
         log.info("applied", kind=kind, name=name, namespace=wanted.namespace, because=found.value)
@@ -193,12 +200,12 @@ def _check_free(wanted: Target, manifest: Manifest, cluster: Cluster) -> None:
 
 
 def _report(cluster: Cluster, body: Manifest, made: Mapping[str, Any]) -> int:
-    """Write the status if it is another one, and tell of conditions that changed."""
+    """Write the status if it is another one, and tell what is new."""
     before = body.get("status") or {}
     if before == made:
         return 0
     cluster.write_status(body, dict(made))
-    for row in status.changes(before, made):
+    for row in status.news(before, made):
         quiet = row["status"] == "True" or row["reason"] in status.PATIENT
         log.info("condition", cluster=body["metadata"]["name"], namespace=body["metadata"].get("namespace"), **row)
         cluster.tell(body, "Normal" if quiet else "Warning", row["reason"], f"{row['type']}: {row['message']}")

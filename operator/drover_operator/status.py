@@ -89,11 +89,17 @@ def invalid(generation: int, fault: str, before: Mapping[str, Any], now: datetim
     return {**before, "observedGeneration": generation, "conditions": [*kept, ready]}
 
 
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Conditions that say something new: another status or another reason. What people hear of."""
+def news(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Conditions that a person would want to hear of: what came true, what began, what went wrong; not that all waits.
+
+    Ready repeats what another condition says, unless it is true or the only one that says it.
+    """
     known = {row["type"]: (row["status"], row["reason"]) for row in before.get("conditions") or ()}
     rows: Sequence[Mapping[str, Any]] = after["conditions"]
-    return [row for row in rows if known.get(row["type"]) != (row["status"], row["reason"])]
+    changed = [row for row in rows if known.get(row["type"]) != (row["status"], row["reason"])]
+    told = [row for row in changed if row["status"] == "True" or row["reason"] not in SILENT]
+    others = {row["reason"] for row in told if row["type"] != "Ready"}
+    return [row for row in told if row["type"] != "Ready" or row["status"] == "True" or row["reason"] not in others]
 
 
 REPORTED = (
@@ -234,6 +240,8 @@ def _ready(view: View, said: Mapping[str, Said]) -> Said:
 
 PATIENT = {"Waiting", "WaitingForWorkers", "Starting", "Rolling", "Fetching", "Loading", "Pausing"}
 """Reasons that time alone mends."""
+SILENT = (PATIENT | {"Disabled"}) - {"Fetching", "Loading", "Pausing"}
+"""Reasons of which no event is made."""
 
 
 def _condition(name: str, said: Said, generation: int, before: Mapping[str, Any], now: datetime) -> Status:

@@ -250,6 +250,18 @@ def test_what_the_api_server_refuses_is_a_condition_and_the_rest_goes_on(world: 
     assert world.cycle().again == 60
 
 
+def test_a_service_that_cannot_be_put_back_is_made_anew(world: World) -> None:
+    world.run()
+    uid = world.api.one("Service", "herd")["metadata"]["uid"]
+    world.api.edit("Service", "herd", "ports", [{"name": "http", "port": 9999}])
+    world.api.refuse = lambda made: (
+        "duplicate port" if made["metadata"]["name"] == "herd" and world.api.has("Service", "herd") else None
+    )
+    world.run()
+    assert world.api.one("Service", "herd")["metadata"]["uid"] != uid
+    assert world.said("Ready")[0] == "True"
+
+
 def test_a_worker_that_does_not_answer_is_asked_again(world: World) -> None:
     world.fault = WorkerError("the worker at 10.0.0.1:50052 speaks ggml RPC 7.0, we speak 8.0")
     world.run()
