@@ -1,6 +1,7 @@
 """The operator's commands: `run` watches and works, `crd` prints the CustomResourceDefinition."""
 
 import sys
+import time
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated
@@ -38,20 +39,24 @@ def run(
     """Watch InferenceClusters and make them so, until told to stop."""
     from drover_operator import cluster, handlers, probe
     from drover_operator.metrics import Metrics
+    from drover_operator.mirror import Mirror, Mirrored
     from drover_operator.reconcile import reconcile
 
     logs.configure("console" if log_format == "console" else "json", verbose)
-    watch = handlers.Watch(namespace or (), threads, f"http://0.0.0.0:{health_port}/healthz")
+    watch = handlers.Watch(tuple(namespace or ()), threads, f"http://0.0.0.0:{health_port}/healthz")
+    api = cluster.connect("drover-operator", threads)
+    api.check(watch.namespaces)
+    mirror = Mirror(time.monotonic)
     cycle = partial(
         reconcile,
-        cluster=cluster.connect("drover-operator", threads),
+        cluster=Mirrored(api, mirror),
         probe=probe.device_memory,
         defaults=Defaults(image, own_namespace),
         clock=lambda: datetime.now(UTC),
     )
     metrics = Metrics()
     metrics.serve(metrics_port)
-    handlers.run(cycle, watch, metrics)
+    handlers.run(cycle, mirror, watch, metrics)
 
 
 @app.command("crd")

@@ -15,9 +15,9 @@ What is used of it, which is all that the operator's role must allow:
 | (core) | pods | list, watch |
 | (core) | events | create |
 
-`list` and `watch` are also what kopf does for `handlers`, which needs `get`, `list` and `watch` of
-apiextensions.k8s.io customresourcedefinitions (and of namespaces, when several are watched by pattern) only if they
-are allowed. Secrets are never read: pods mount them. An apply is a `patch`, and a `create` where there was nothing.
+`list` and `watch` are also what kopf does for `handlers`. A Role for each watched namespace does instead of a
+ClusterRole; neither namespaces nor CustomResourceDefinitions are read, nor Secrets: pods mount them. An apply is a
+`patch`, and a `create` where there was nothing.
 """
 
 import json
@@ -85,19 +85,29 @@ class ApiServer:
             found += [body | {"kind": kind} for body in answer.get("items") or ()]
         return found
 
-    def all_names(self, namespace: str | None = None) -> list[tuple[str, str]]:
-        """Namespace and name of every InferenceCluster."""
+    def check(self, namespaces: Sequence[str]) -> None:
+        """See that InferenceClusters can be listed; UnavailableError if they are not installed or may not be."""
         prefix, plural = PATHS["InferenceCluster"]
-        path = f"/{prefix}/namespaces/{namespace}/{plural}" if namespace else f"/{prefix}/{plural}"
-        items = self._ask("get", path).get("items") or ()
-        return [(body["metadata"]["namespace"], body["metadata"]["name"]) for body in items]
+        for namespace in namespaces or ("",):
+            inside = f"namespaces/{quote(namespace, safe='')}/" if namespace else ""
+            try:
+                self._ask("get", f"/{prefix}/{inside}{plural}", query=[("limit", "1")])
+            except _MissingError:
+                raise UnavailableError(
+                    "there are no InferenceClusters here: install the CustomResourceDefinition first "
+                    "(python -m drover_operator crd | kubectl apply --server-side -f -)"
+                ) from None
+            except RefusedError as error:
+                raise UnavailableError(
+                    f"InferenceClusters may not be listed: {error}; check the operator's role"
+                ) from None
 
-    def apply(self, manifest: Manifest) -> None:
-        """Server-side apply: what the manifest says is ours, whoever wrote it before; RefusedError with the reason."""
+    def apply(self, manifest: Manifest) -> Manifest:
+        """Server-side apply: what the manifest says is ours, whoever wrote it before; what the object is then."""
         kind, metadata = manifest["kind"], manifest["metadata"]
         path = _path(kind, metadata["namespace"], metadata["name"])
         try:
-            self._apply(path, manifest)
+            return self._apply(path, manifest)
         except (RefusedError, _MissingError) as error:
             raise RefusedError(f"{kind} {metadata['name']}: {error}") from None
 
@@ -155,9 +165,9 @@ class ApiServer:
         except (UnavailableError, RefusedError, _MissingError) as error:
             log.warning("event not written", reason=reason, error=str(error))
 
-    def _apply(self, path: str, manifest: Manifest) -> None:
+    def _apply(self, path: str, manifest: Manifest) -> Manifest:
         query = [("fieldManager", names.MANAGER), ("force", "true")]
-        self._ask("patch", path, manifest, query, content_type="application/apply-patch+yaml")
+        return self._ask("patch", path, manifest, query, content_type="application/apply-patch+yaml")
 
     def _ask(
         self,

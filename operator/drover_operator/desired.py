@@ -47,7 +47,7 @@ def objects(target: Target, stage: Stage) -> list[Manifest]:
     if stage.layout and stage.load:
         made.append(_load_job(target, stage.layout, stage))
     if target.spec.serving.enabled:
-        made.append(_serving_service(target))
+        made.append(_front(target))
         if stage.layout and stage.file:
             made.append(_serving(target, stage.layout, stage))
     for manifest in made:
@@ -69,7 +69,7 @@ def expected(target: Target) -> set[tuple[str, str]]:
 
 
 def _group(target: Target, group: WorkerGroup) -> Iterator[Manifest]:
-    yield _headless_service(target, group)
+    yield _headless(target, group)
     if target.spec.network.policy:
         yield _network_policy(target, group)
     yield _disruption_budget(target, group)
@@ -109,12 +109,12 @@ def _stateful_set(target: Target, group: WorkerGroup) -> Manifest:
     return _object(target, "apps/v1", "StatefulSet", name, names.WORKER, group.name, spec=spec)
 
 
-def _headless_service(target: Target, group: WorkerGroup) -> Manifest:
+def _headless(target: Target, group: WorkerGroup) -> Manifest:
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
         "selector": names.selector(target.name, names.WORKER, group.name),
-        "ports": [_service_port("rpc", names.RPC_PORT), _service_port("http", names.METRICS_PORT)],
+        "ports": [_port("rpc", names.RPC_PORT), _port("http", names.METRICS_PORT)],
     }
     name = names.group(target.name, group.name)
     return _object(target, "v1", "Service", name, names.WORKER, group.name, spec=spec)
@@ -125,7 +125,7 @@ def _exposed(target: Target, group: WorkerGroup, index: int) -> Manifest:
     spec = {
         "type": target.spec.expose.type,
         "selector": names.selector(target.name, names.WORKER, group.name) | pod,
-        "ports": [_service_port("rpc", names.RPC_PORT)],
+        "ports": [_port("rpc", names.RPC_PORT)],
     }
     name = names.exposed(target.name, group.name, index)
     return _object(target, "v1", "Service", name, names.WORKER, group.name, spec=spec)
@@ -220,9 +220,9 @@ def _serving(target: Target, layout: Layout, stage: Stage) -> Manifest:
     return _object(target, "apps/v1", "Deployment", target.name, names.COORDINATOR, spec=spec)
 
 
-def _serving_service(target: Target) -> Manifest:
+def _front(target: Target) -> Manifest:
     asked = target.spec.serving
-    port = _service_port("http", asked.port) | {"targetPort": names.API_PORT}
+    port = _port("http", asked.port) | {"targetPort": names.API_PORT}
     spec = {
         "type": asked.type,
         "selector": names.selector(target.name, names.COORDINATOR),
@@ -231,7 +231,7 @@ def _serving_service(target: Target) -> Manifest:
     return _object(target, "v1", "Service", target.name, names.COORDINATOR, spec=spec)
 
 
-def _service_port(name: str, port: int) -> Manifest:
+def _port(name: str, port: int) -> Manifest:
     return {"name": name, "port": port, "targetPort": port, "protocol": "TCP"}
 
 

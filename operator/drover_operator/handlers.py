@@ -1,13 +1,15 @@
 """What is watched, and what follows: the only kopf import. Every event about an InferenceCluster, or about an object of
 one, puts it into the work queue; threads take it from there through a cycle of `reconcile`.
 
-Only kopf's plain events are used: they need no annotations and no finalizers, so nothing is written to a resource
-because it was seen, and deleting one never waits for the operator. Retries and pauses are the queue's.
+Only kopf's plain events and its indexing are used: they need no annotations and no finalizers, so nothing is written
+to a resource because it was seen, and deleting one never waits for the operator. Retries and pauses are the queue's.
+What is indexed goes into the mirror; kopf calls for no event before everything was indexed once.
 """
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +17,10 @@ import kopf
 import structlog
 
 from drover.errors import DroverError
-from drover_operator import crd, names
+from drover_operator import crd
 from drover_operator.errors import UnavailableError
 from drover_operator.metrics import Metrics
+from drover_operator.mirror import Mirror, cluster_of
 from drover_operator.reconcile import Outcome
 from drover_operator.work_queue import Key, WorkQueue
 
@@ -26,15 +29,15 @@ log = structlog.get_logger()
 SETTLE = 0.1
 """Seconds that events of one cluster may gather in: objects change in flocks."""
 OWNED = (
-    ("apps", "v1", "statefulsets"),
-    ("apps", "v1", "deployments"),
-    ("batch", "v1", "jobs"),
-    ("policy", "v1", "poddisruptionbudgets"),
-    ("networking.k8s.io", "v1", "networkpolicies"),
-    ("", "v1", "services"),
-    ("", "v1", "configmaps"),
-    ("", "v1", "persistentvolumeclaims"),
-    ("", "v1", "pods"),
+    ("apps", "statefulsets", "StatefulSet"),
+    ("apps", "deployments", "Deployment"),
+    ("batch", "jobs", "Job"),
+    ("policy", "poddisruptionbudgets", "PodDisruptionBudget"),
+    ("networking.k8s.io", "networkpolicies", "NetworkPolicy"),
+    ("", "services", "Service"),
+    ("", "configmaps", "ConfigMap"),
+    ("", "persistentvolumeclaims", "PersistentVolumeClaim"),
+    ("", "pods", "Pod"),
 )
 
 Cycle = Callable[[str, str], Outcome]
@@ -93,12 +96,13 @@ class Herding:
             self.metrics.count(time.perf_counter() - started, failed=False, writes=outcome.writes)
 
 
-def run(cycle: Cycle, watch: Watch, metrics: Metrics) -> None:
+def run(cycle: Cycle, mirror: Mirror, watch: Watch, metrics: Metrics) -> None:
     """Watch and work until told to stop."""
     herding = Herding(WorkQueue(time.monotonic), cycle, metrics)
     metrics.watch_queue(lambda: len(herding.queue))
+    logging.basicConfig(level=logging.WARNING, handlers=[_Forward()], force=True)
     registry = kopf.OperatorRegistry()
-    register(registry, herding.queue)
+    register(registry, herding.queue, mirror)
 
     @kopf.on.login(registry=registry)
     def login(**asked: Any) -> kopf.ConnectionInfo | None:
@@ -107,10 +111,12 @@ def run(cycle: Cycle, watch: Watch, metrics: Metrics) -> None:
     @kopf.on.startup(registry=registry)
     def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
         settings.posting.enabled = False
+        settings.scanning.disabled = True
         settings.watching.server_timeout = 600
         settings.watching.client_timeout = 660
         settings.watching.connect_timeout = 30
         herding.start(watch.threads)
+        log.info("watching", namespaces=list(watch.namespaces) or "all", threads=watch.threads)
 
     @kopf.on.cleanup(registry=registry)
     def finish(**_: Any) -> None:
@@ -123,18 +129,44 @@ def run(cycle: Cycle, watch: Watch, metrics: Metrics) -> None:
         raise UnavailableError(f"the API server does not let the operator in: {error}") from None
 
 
-def register(registry: kopf.OperatorRegistry, queue: WorkQueue) -> None:
-    """Put what happens into the queue."""
+class _Forward(logging.Handler):
+    """What kopf has to say, as lines of our log."""
 
-    @kopf.on.event(crd.GROUP, crd.VERSION, crd.PLURAL, registry=registry)
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line of kopf's."""
+        log.log(record.levelno, "kopf", said=record.getMessage())
+
+
+def register(registry: kopf.OperatorRegistry, queue: WorkQueue, mirror: Mirror) -> None:
+    """Put what happens into the queue, and what there is into the mirror."""
+
+    @kopf.on.event(crd.GROUP, crd.VERSION, crd.PLURAL, registry=registry, id=crd.PLURAL)
     def changed(namespace: str | None, name: str | None, **_: Any) -> None:
         if namespace and name:
             queue.add((namespace, name))
 
-    def part_changed(namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
-        cluster = names.of(dict(labels))[0]
-        if namespace and cluster:
-            queue.add((namespace, cluster), SETTLE)
+    for group, plural, kind in OWNED:
+        _watch(registry, (group, "v1", plural), kind, queue, mirror)
 
-    for group, version, plural in OWNED:
-        kopf.on.event(group, version, plural, labels=dict(names.MANAGED), registry=registry, id=plural)(part_changed)
+
+def _watch(
+    registry: kopf.OperatorRegistry, resource: tuple[str, str, str], kind: str, queue: WorkQueue, mirror: Mirror
+) -> None:
+    """Objects of one kind: into the mirror as they are indexed, and their cluster into the queue when they change."""
+
+    def ours(body: kopf.Body, **_: Any) -> bool:
+        return cluster_of(dict(body)) is not None
+
+    def keep(body: kopf.Body, **_: Any) -> None:
+        mirror.put(kind, dict(body))
+
+    def part_changed(event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
+        if event["type"] == "DELETED":
+            mirror.drop(kind, dict(body))
+        key = cluster_of(dict(body))
+        if key is not None:
+            queue.add(key, SETTLE)
+
+    plural = resource[2]
+    kopf.index(*resource, when=ours, registry=registry, id=f"keep-{plural}")(keep)
+    kopf.on.event(*resource, when=ours, registry=registry, id=plural)(part_changed)

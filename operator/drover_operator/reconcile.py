@@ -37,7 +37,7 @@ class Cluster(Protocol):
     def owned(self, namespace: str, name: str) -> list[Manifest]:
         """All objects with the labels of an InferenceCluster."""
 
-    def apply(self, manifest: Manifest) -> None:
+    def apply(self, manifest: Manifest) -> object:
         """Make an object what the manifest says; RefusedError if the API server will not have it."""
 
     def delete(self, body: Manifest) -> None:

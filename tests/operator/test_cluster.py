@@ -183,6 +183,20 @@ def test_a_status_is_applied_to_the_very_cluster(api: ApiServer, recorder: Recor
         api.write_status(BODY, {})
 
 
+def test_the_resource_must_be_installed_and_may_be_listed(api: ApiServer, recorder: Recorder) -> None:
+    api.check(())
+    api.check(("farm", "barn"))
+    everywhere, farm, _ = (path for _, path, *_ in recorder.asked)
+    assert everywhere == "/apis/drover.dev/v1alpha1/inferenceclusters"
+    assert farm == "/apis/drover.dev/v1alpha1/namespaces/farm/inferenceclusters"
+    recorder.answers[f"GET {everywhere}"] = refused(404, "the server could not find the requested resource")
+    with pytest.raises(UnavailableError, match="install the CustomResourceDefinition first"):
+        api.check(())
+    recorder.answers[f"GET {farm}"] = refused(403, "op cannot list")
+    with pytest.raises(UnavailableError, match="op cannot list; check the operator's role"):
+        api.check(("farm",))
+
+
 def test_events(api: ApiServer, recorder: Recorder) -> None:
     api.tell(BODY, "Warning", "Crashing", "x" * 5000)
     method, path, _, _, body = recorder.asked[0]

@@ -8,10 +8,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
-from drover_operator import __main__, handlers
+from drover_operator import __main__, cluster, handlers
 from drover_operator.errors import UnavailableError
 from drover_operator.handlers import Herding
 from drover_operator.metrics import Metrics
+from drover_operator.mirror import Mirror
 from drover_operator.reconcile import Outcome
 from drover_operator.work_queue import WorkQueue
 
@@ -73,32 +74,52 @@ def test_threads_work_until_they_are_stopped() -> None:
     assert value(made.metrics.registry, "queue_length") == 0
 
 
-def registered() -> tuple[WorkQueue, dict[str, Any]]:
-    queue, registry = WorkQueue(time.monotonic), kopf.OperatorRegistry()
-    handlers.register(registry, queue)
-    found = registry._watching.get_all_handlers()
-    return queue, {str(handler.selector.any_name or handler.selector.plural): handler for handler in found}
+def registered() -> tuple[WorkQueue, Mirror, dict[str, Any]]:
+    queue, mirror, registry = WorkQueue(time.monotonic), Mirror(time.monotonic), kopf.OperatorRegistry()
+    handlers.register(registry, queue, mirror)
+    found = [*registry._watching.get_all_handlers(), *registry._indexing.get_all_handlers()]
+    return queue, mirror, {str(handler.id): handler for handler in found}
 
 
 def test_every_kind_that_is_made_is_watched() -> None:
-    from drover_operator import cluster
+    _, _, found = registered()
+    plurals = {plural for _, plural in cluster.PATHS.values()} - {"events"}
+    parts = plurals - {"inferenceclusters"}
+    assert set(found) == plurals | {f"keep-{plural}" for plural in parts}
+    assert {(kind, plural) for _, plural, kind in handlers.OWNED} <= {
+        (k, plural) for k, (_, plural) in cluster.PATHS.items()
+    }
 
-    _, found = registered()
-    assert set(found) == {plural for _, plural in cluster.PATHS.values()} - {"events"}
+
+def pod(name: str, **labels: str) -> kopf.Body:
+    return kopf.Body({"metadata": {"name": name, "namespace": "farm", "uid": name, "labels": labels}})
+
+
+OURS = {"app.kubernetes.io/instance": "herd", "app.kubernetes.io/managed-by": "drover"}
 
 
 def test_an_event_of_a_cluster_or_of_a_part_puts_the_cluster_into_the_queue() -> None:
-    queue, found = registered()
+    queue, mirror, found = registered()
     found["inferenceclusters"].fn(namespace="farm", name="herd")
-    found["pods"].fn(namespace="farm", name="herd-w-0", labels={"app.kubernetes.io/instance": "herd"})
+    found["keep-pods"].fn(body=pod("herd-w-0", **OURS))
+    found["pods"].fn(event={"type": "ADDED"}, body=pod("herd-w-0", **OURS))
     assert len(queue) == 1
-    found["pods"].fn(namespace="farm", name="x", labels={})
-    assert len(queue) == 1
+    assert [body["metadata"]["name"] for body in mirror.owned(KEY) or ()] == ["herd-w-0"]
+    found["pods"].fn(event={"type": "DELETED"}, body=pod("herd-w-0", **OURS))
+    assert mirror.owned(KEY) == []
+
+
+def test_what_is_not_ours_is_passed_over() -> None:
+    _, _, found = registered()
+    for handler in (found["pods"], found["keep-pods"]):
+        assert handler.when(body=pod("herd-w-0", **OURS))
+        assert not handler.when(body=pod("x"))
+        assert not handler.when(body=pod("x", **{"app.kubernetes.io/instance": "herd"}))
 
 
 def test_only_plain_events_are_used_so_that_nothing_is_written_because_it_was_seen() -> None:
     registry = kopf.OperatorRegistry()
-    handlers.register(registry, WorkQueue(time.monotonic))
+    handlers.register(registry, WorkQueue(time.monotonic), Mirror(time.monotonic))
     assert not registry._changing.get_all_handlers()
     assert not registry._spawning.get_all_handlers()
 

@@ -62,8 +62,13 @@ class FakeKubernetes:
 
         return self._call("list", found)
 
-    def apply(self, manifest: Manifest) -> None:
-        self._call(f"apply {manifest['kind']} {manifest['metadata']['name']}", lambda: self._apply(manifest))
+    def apply(self, manifest: Manifest) -> Manifest:
+        def act() -> Manifest:
+            self._apply(manifest)
+            return copy.deepcopy(self.objects[_key(manifest)])
+
+        made: Manifest = self._call(f"apply {manifest['kind']} {manifest['metadata']['name']}", act)
+        return made
 
     def delete(self, body: Manifest) -> None:
         self._call(f"delete {body['kind']} {body['metadata']['name']}", lambda: self.remove(body))

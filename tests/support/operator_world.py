@@ -1,10 +1,12 @@
 """InferenceClusters to work on, and a world to work in."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from drover_operator.mirror import Mirror, Mirrored
 from drover_operator.reconcile import Outcome, reconcile
 from drover_operator.target import Defaults
 from support.fake_kubernetes import FakeKubernetes
@@ -44,16 +46,38 @@ def body(**spec: Any) -> dict[str, Any]:
 
 @dataclass
 class World:
-    """An operator and its surroundings; time passes only when told."""
+    """An operator and its surroundings; time passes only when told.
+
+    The operator sees objects through a mirror: what happened since its last cycle is delivered before the next one.
+    """
 
     api: FakeKubernetes = field(default_factory=FakeKubernetes)
+    mirror: Mirror | None = None
+    known: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
     now: datetime = START
     totals: dict[str, list[int]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     fault: Exception | None = None
 
     def cycle(self) -> Outcome:
-        return reconcile("farm", "herd", self.api, self.probe, DEFAULTS, lambda: self.now)
+        self.deliver()
+        assert self.mirror is not None
+        return reconcile("farm", "herd", Mirrored(self.api, self.mirror), self.probe, DEFAULTS, lambda: self.now)
+
+    def restart(self) -> None:
+        """The operator starts anew, and knows nothing."""
+        self.mirror, self.known = None, {}
+
+    def deliver(self) -> None:
+        """Tell the mirror what changed."""
+        if self.mirror is None:
+            self.mirror = Mirror(self.seconds)
+        for (kind, *_), body in [(key, body) for key, body in self.known.items() if key not in self.api.objects]:
+            self.mirror.drop(kind, body)
+        for (kind, *_), body in self.api.objects.items():
+            if kind != "InferenceCluster":
+                self.mirror.put(kind, body)
+        self.known = copy.deepcopy(self.api.objects)
 
     def probe(self, host: str, port: int) -> Sequence[int]:
         assert port == 50052
@@ -71,6 +95,9 @@ class World:
             if len(self.api.writes) == writes:
                 return
         raise AssertionError(f"it does not come to rest: {self.api.writes[-20:]}")
+
+    def seconds(self) -> float:
+        return (self.now - START).total_seconds()
 
     def wait(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
