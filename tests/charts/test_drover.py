@@ -51,7 +51,6 @@ SETS: dict[str, Object] = {
     "nothing global": {
         "watchNamespaces": ["lab"],
         "crds": {"install": False},
-        "rbac": {"watchCRDs": False},
         "metrics": {"enabled": False},
     },
     "roles and account of one's own": {
@@ -114,9 +113,6 @@ def used() -> set[tuple[str, str, str]]:
     }
 
 
-CRD_READING = {("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("list", "watch")}
-
-
 @each_set
 def test_lint(values: Object) -> None:
     assert "0 chart(s) failed" in chart.lint(values)
@@ -169,17 +165,15 @@ def test_the_crd_can_be_left_out() -> None:
 
 
 def test_the_role_is_what_the_operator_uses() -> None:
-    everywhere, crds = of_kind(chart.rendered(), "ClusterRole")
-    assert granted(everywhere) == used()
-    assert granted(crds) == CRD_READING
+    assert granted(one(chart.rendered(), "ClusterRole")) == used()
     assert len(used()) > 40
     kinds = {resource for _, resource, _ in used()}
     assert {plural for _, plural in cluster.PATHS.values()} <= kinds
 
 
-def test_some_namespaces_take_no_cluster_role_but_for_reading_crds() -> None:
+def test_some_namespaces_take_no_cluster_role() -> None:
     made = chart.rendered({"watchNamespaces": ["inference", "lab"]})
-    assert [granted(role) for role in of_kind(made, "ClusterRole")] == [CRD_READING]
+    assert not of_kind(made, "ClusterRole", "ClusterRoleBinding")
     roles = of_kind(made, "Role")
     assert [role["metadata"]["namespace"] for role in roles] == ["inference", "lab"]
     assert [granted(role) for role in roles] == [used()] * 2
@@ -347,7 +341,7 @@ def test_names(release: str, values: Object, name: str) -> None:
     made = chart.rendered(values, release=release)
     assert one(made, "Deployment")["metadata"]["name"] == name
     roles = {role["metadata"]["name"] for role in of_kind(made, "ClusterRole")}
-    assert roles == {name, f"{name}-crds"}
+    assert roles == {name}
 
 
 @each_set
