@@ -85,7 +85,8 @@ def _remove_traces(where: Path) -> None:
     """What containerd, its network plugins and the kubelet write outside the node's folder."""
     for address in where.glob("containerd/state/io.containerd.runtime.v2.task/*/*/address"):
         Path(address.read_text().strip().removeprefix("unix://")).unlink(missing_ok=True)
-    traces = [*CACHED_RESULTS.glob(f"{kubelet.NETWORK}-*")] if CACHED_RESULTS.exists() else []
+    traces = list(CACHED_RESULTS.glob(f"{kubelet.NETWORK}-*"))
+    traces += [CACHED_RESULTS / f"cni-loopback-{path.name.split('-')[-2]}-lo" for path in traces]
     links = LOG_LINKS.iterdir() if LOG_LINKS.exists() else ()
     traces += [link for link in links if link.is_symlink() and link.readlink().is_relative_to(where)]
     for path in traces:
