@@ -8,10 +8,11 @@ PROMPT ?= The licensor grants you
 PEER   := PYTHONPATH=tests $(BIN)/python -m support.peer
 NODE   := PYTHONPATH=tests $(BIN)/python -m cluster.node
 IMAGES := PYTHONPATH=tests $(BIN)/python -m cluster.images
+CHART  := PYTHONPATH=tests $(BIN)/python -m support.chart
 BASE   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test e2e manifests images conformance bench size lock clean
+.PHONY: help install demo check test e2e images manifests conformance bench size lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,8 +36,9 @@ check: $(STAMP) ## Lint, formatting, types, layers, architecture
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-test: $(STAMP) ## All tests; those against stock llama.cpp where it can be installed (root, Debian, network)
+test: $(STAMP) ## All tests; with stock llama.cpp where it can be installed (root, Debian, network), with helm where Go is
 	@$(PEER) install || true
+	@$(CHART) helm > /dev/null || true
 	$(BIN)/python -m pytest
 
 e2e: $(STAMP) ## Tests on a real Kubernetes: the one KUBECONFIG names, else a node of our own (root, Debian, Go, network)
@@ -46,8 +48,8 @@ e2e: $(STAMP) ## Tests on a real Kubernetes: the one KUBECONFIG names, else a no
 images: $(STAMP) ## drover-worker and drover-operator, with docker, podman or buildah; BASE=… for another base, BASE=debian makes it
 	$(IMAGES) build $(BASE)
 
-manifests: $(STAMP) ## Write manifests/crd.yaml from the spec
-	$(BIN)/python -m drover_operator crd > manifests/crd.yaml
+manifests: $(STAMP) ## Write the CRD (manifests/ and the chart's) from the spec, manifests/operator.yaml from the chart
+	$(CHART) manifests
 
 conformance: $(STAMP) ## llama.cpp's own tests of operations and architectures, through a worker
 	$(PEER) install
