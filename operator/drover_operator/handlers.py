@@ -92,7 +92,11 @@ class Herding:
             log.exception("cycle broke", namespace=key[0], cluster=key[1], pause=pause)
             self.metrics.count(time.perf_counter() - started, failed=True)
         else:
-            self.queue.done(key, outcome.again)
+            pause = self.queue.done(key, outcome.again, wrote=outcome.writes > 0)
+            if pause:
+                log.warning(
+                    "someone else keeps changing what is written", namespace=key[0], cluster=key[1], pause=pause
+                )
             self.metrics.count(time.perf_counter() - started, failed=False, writes=outcome.writes)
 
 
@@ -141,9 +145,9 @@ def register(registry: kopf.OperatorRegistry, queue: WorkQueue, mirror: Mirror) 
     """Put what happens into the queue, and what there is into the mirror."""
 
     @kopf.on.event(crd.GROUP, crd.VERSION, crd.PLURAL, registry=registry, id=crd.PLURAL)
-    def changed(namespace: str | None, name: str | None, **_: Any) -> None:
+    def changed(namespace: str | None, name: str | None, meta: kopf.Meta, status: kopf.Status, **_: Any) -> None:
         if namespace and name:
-            queue.add((namespace, name))
+            queue.add((namespace, name), fresh=meta.get("generation") != status.get("observedGeneration"))
 
     for group, plural, kind in OWNED:
         _watch(registry, (group, "v1", plural), kind, queue, mirror)

@@ -17,13 +17,17 @@ from drover_operator.errors import RefusedError
 from drover_operator.layout import Layout
 from drover_operator.managed import Difference
 from drover_operator.observed import Facts
+from drover_operator.progress import Progress
 from drover_operator.target import Defaults, Manifest, Target
 from drover_operator.troubles import Trouble
 
 log = structlog.get_logger()
 
+PROBE_FAILED = "ProbeFailed"
 PROBE_PAUSE = 10.0
 """Seconds until workers that did not answer are asked again."""
+CLAIM_PAUSE = 15.0
+"""Seconds until a claim of the user's that is not there is looked for again: it is not watched."""
 REFUSED_PAUSE = 60.0
 """Seconds until an object that was refused is tried again: a quota may have grown."""
 
@@ -98,8 +102,20 @@ def reconcile(
     # 6. Say so.
     made = status.of(wanted, facts, reached, before, clock(), refusals)
     writes += applied + _report(cluster, body, made)
-    pauses = (reached.again, PROBE_PAUSE if trouble else None, REFUSED_PAUSE if refusals else None)
-    return Outcome(writes, min((seconds for seconds in pauses if seconds is not None), default=None))
+    return Outcome(writes, _again(wanted, reached, refusals))
+
+
+def _again(wanted: Target, reached: Progress, refusals: Sequence[str]) -> float | None:
+    """Seconds until the next cycle, for what no event tells of."""
+    unanswered = reached.plan_trouble is not None and reached.plan_trouble.reason == PROBE_FAILED
+    claim_missing = wanted.spec.model.scheme == "pvc" and reached.model is None
+    pauses = (
+        reached.again,
+        PROBE_PAUSE if unanswered else None,
+        CLAIM_PAUSE if claim_missing else None,
+        REFUSED_PAUSE if refusals else None,
+    )
+    return min((seconds for seconds in pauses if seconds is not None), default=None)
 
 
 def _users_claim(wanted: Target, cluster: Cluster) -> Manifest | None:
@@ -117,7 +133,7 @@ def _plan(wanted: Target, facts: Facts, probe: Probe) -> tuple[Layout | None, Tr
         totals = {worker.name: probe(worker.address, names.RPC_PORT) for worker in facts.workers}
     except WorkerError as error:
         log.warning("probe failed", cluster=wanted.name, namespace=wanted.namespace, error=str(error))
-        return published, Trouble("ProbeFailed", str(error))
+        return published, Trouble(PROBE_FAILED, str(error))
     places = layout.seats(wanted.spec, wanted.name, wanted.namespace)
     try:
         made = layout.of(wanted.spec, places, totals, progress.identity(facts), published)

@@ -1,7 +1,8 @@
 """Which InferenceClusters are due, and when: one thread at a time for each, and one cycle for all that happened.
 
 What arrives while one is being worked on is done after it. One that failed comes back later and later; one that asks
-to be looked at again comes back then, unless something happens before.
+to be looked at again comes back then, unless something happens before. One that writes and writes without ever coming
+to rest fights with someone over an object, and is slowed down more and more.
 """
 
 import heapq
@@ -14,6 +15,8 @@ Key = tuple[str, str]
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 300.0
+RESTLESS = 25
+"""Cycles in a row that wrote, from which on it is a fight: a cluster that comes to be takes about ten."""
 
 
 @dataclass(slots=True)
@@ -32,13 +35,19 @@ class WorkQueue:
         self._clock = clock
         self._entries: dict[Key, _Entry] = {}
         self._heap: list[tuple[float, Key]] = []
+        self._writing: dict[Key, int] = {}
         self._changed = threading.Condition()
         self._closed = False
 
-    def add(self, key: Key, seconds: float = 0.0) -> None:
-        """Something happened to a key: it is due in so many seconds, or sooner if it was."""
+    def add(self, key: Key, seconds: float = 0.0, *, fresh: bool = False) -> None:
+        """Something happened to a key: it is due in so many seconds, or sooner if it was.
+
+        What is `fresh`, a spec that nobody has acted on, is held back by nothing that came before.
+        """
         with self._changed:
-            due = self._clock() + seconds
+            if fresh:
+                self._writing.pop(key, None)
+            due = self._clock() + max(seconds, self._calm(key))
             entry = self._entries.get(key)
             if entry is None:
                 entry = self._entries[key] = _Entry(due)
@@ -60,10 +69,19 @@ class WorkQueue:
                 self._changed.wait(seconds)
             return None
 
-    def done(self, key: Key, again: float | None = None) -> None:
-        """A key was worked on; it is due again after `again` seconds, twice as long each time it says so in a row."""
+    def done(self, key: Key, again: float | None = None, wrote: bool = False) -> float:
+        """A key was worked on; it is due again after `again` seconds, twice as long each time it says so in a row.
+
+        Returns the pause that events of it are held back for, because it has written so often.
+        """
         with self._changed:
             entry = self._entries[key]
+            if wrote:
+                self._writing[key] = self._writing.get(key, 0) + 1
+            else:
+                self._writing.pop(key, None)
+            if entry.waiting:
+                entry.due = max(entry.due, self._clock() + self._calm(key))
             entry.busy, entry.failures = False, 0
             if again is None:
                 entry.pauses = 0
@@ -71,6 +89,7 @@ class WorkQueue:
                 self._later(entry, min(again * 2**entry.pauses, max(again, LONGEST_PAUSE)))
                 entry.pauses += 1
             self._settle(key, entry)
+            return self._calm(key)
 
     def failed(self, key: Key) -> float:
         """Work on a key failed; it comes back after the pause returned, longer after each failure in a row."""
@@ -91,6 +110,11 @@ class WorkQueue:
     def __len__(self) -> int:
         """How many keys wait or are being worked on."""
         return len(self._entries)
+
+    def _calm(self, key: Key) -> float:
+        """Seconds that a key which has written too often is held back."""
+        often = self._writing.get(key, 0) - RESTLESS
+        return 0.0 if often < 0 else min(2.0**often, LONGEST_PAUSE)
 
     def _later(self, entry: _Entry, seconds: float) -> None:
         due = self._clock() + seconds

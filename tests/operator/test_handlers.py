@@ -100,7 +100,7 @@ OURS = {"app.kubernetes.io/instance": "herd", "app.kubernetes.io/managed-by": "d
 
 def test_an_event_of_a_cluster_or_of_a_part_puts_the_cluster_into_the_queue() -> None:
     queue, mirror, found = registered()
-    found["inferenceclusters"].fn(namespace="farm", name="herd")
+    found["inferenceclusters"].fn(namespace="farm", name="herd", meta={"generation": 1}, status={})
     found["keep-pods"].fn(body=pod("herd-w-0", **OURS))
     found["pods"].fn(event={"type": "ADDED"}, body=pod("herd-w-0", **OURS))
     assert len(queue) == 1

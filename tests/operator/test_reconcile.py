@@ -299,6 +299,14 @@ def test_a_worker_that_does_not_answer_is_asked_again(world: World) -> None:
     assert world.said("Ready")[0] == "True"
 
 
+def test_proportions_that_do_not_match_the_devices_found_are_not_asked_again(world: World) -> None:
+    world.api.change("herd", split={"proportions": [1, 2]})
+    world.totals = {"10.0.0.1": [1 << 30, 1 << 30]}
+    world.run()
+    assert world.said("Planned") == ("False", "InvalidSplit")
+    assert world.cycle().again is None
+
+
 def test_loads_that_keep_failing_come_later_and_later_and_then_no_more(world: World) -> None:
     world.api.ends["herd-load"] = (3, {"ok": False, "reason": "WorkerUnavailable", "message": "worker w-1 went away"})
     pauses = []
@@ -362,6 +370,7 @@ def test_a_model_on_a_claim_of_the_users(world: World) -> None:
     world.api.change("herd", model={"source": "pvc://models/llama/m.gguf"})
     world.run()
     assert world.said("ModelAvailable") == ("False", "ClaimMissing")
+    assert world.cycle().again == 15
     metadata = {"name": "models", "namespace": "farm"}
     world.api.create({"kind": "PersistentVolumeClaim", "metadata": metadata, "status": {"phase": "Bound"}})
     world.run()

@@ -1,6 +1,6 @@
 import threading
 
-from drover_operator.work_queue import LONGEST_PAUSE, WorkQueue
+from drover_operator.work_queue import LONGEST_PAUSE, RESTLESS, WorkQueue
 
 A, B = ("farm", "a"), ("farm", "b")
 
@@ -95,6 +95,43 @@ def test_an_event_comes_before_the_time_asked_for() -> None:
     work.add(A)
     work.take()
     work.done(A, again=60)
+    work.add(A)
+    assert work.take() == A
+
+
+def test_a_fight_over_an_object_slows_down() -> None:
+    """Each write brings an event, and each event a write: without end, but ever more seldom."""
+    work, clock = queue()
+    cycles = []
+    work.add(A)
+    while clock.now < 3600:
+        key, seconds = work._next()
+        if key is None:
+            clock.now += seconds or 0.1
+            continue
+        work.add(key)
+        assert work.take() == A
+        cycles.append(clock.now)
+        work.add(A, 0.1)
+        work.done(A, wrote=True)
+    assert len(cycles) < RESTLESS + 25
+    assert cycles[RESTLESS - 1] < 5
+
+
+def test_one_cycle_at_rest_ends_it() -> None:
+    work, clock = queue()
+    for _ in range(RESTLESS + 5):
+        work.add(A)
+        clock.now += 1000
+        assert work.take() == A
+        work.done(A, wrote=True)
+    work.add(A)
+    assert due(work) is None
+    work.add(A, fresh=True)
+    assert due(work) == A
+    clock.now += 1000
+    assert work.take() == A
+    assert work.done(A) == 0
     work.add(A)
     assert work.take() == A
 
