@@ -144,6 +144,18 @@ def test_one_prompt_across_two_workers(file: Path) -> None:
     assert "tokens/s" in done.stdout
 
 
+def test_the_sample_for_a_claim_runs_here_as_its_head_says(tmp_path: Path) -> None:
+    sample = ROOT / "manifests/samples/cpu-pvc.yaml"
+    (line,) = [line for line in sample.read_text().splitlines() if line.startswith("#   drover up ")]
+    command = [DROVER, *line.removeprefix("#   drover ").split(), "--prompt", "The licensor grants", "-n", "4"]
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cpu-pvc: starting 2 workers" in done.stdout
+    assert "The licensor grants" in done.stdout
+    assert list(tmp_path.rglob("rpc")), "the sample asks for a cache"
+
+
 def test_it_ends_everything_when_a_worker_dies_and_says_which(file: Path, tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("serving: {port: 0}", "serving: {enabled: false}"))
     with subprocess.Popen([DROVER, "up", str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:

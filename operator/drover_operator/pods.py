@@ -25,6 +25,8 @@ CACHE_SHARE = 90
 """Per cent of a cache's volume that weights may fill; compiled kernels and the file system take their part."""
 OVERHEAD = 512 << 20
 """What a worker needs beside the memory that it offers."""
+LOST = (5, 2)
+"""How often a coordinator is asked, and after how many times of having lost a worker it is started again."""
 HOPELESS = (1, 2)
 """Exit statuses of commands that would fail again just so; 3, or a signal, may not."""
 
@@ -72,7 +74,7 @@ def serving(target: Target, layout: Layout, file: str, loads: str) -> Manifest:
     container["args"] += ["--log-format", "json"]
     container["ports"] = [_port("http", names.API_PORT)]
     container["volumeMounts"].append(_mount("models", MODELS))
-    container |= _probes(names.API_PORT, starting=3600)
+    container |= _probes(names.API_PORT, starting=3600, alive=LOST)
     _add_resources(container, asked.resources)
     return {
         "metadata": {
@@ -210,8 +212,8 @@ def _pod(container: Manifest, volumes: Sequence[Manifest]) -> Manifest:
     }
 
 
-def _probes(port: int, starting: int) -> dict[str, Any]:
-    """Alive, and ready; `starting` seconds may pass before the first answer."""
+def _probes(port: int, starting: int, alive: tuple[int, int] = (10, 6)) -> dict[str, Any]:
+    """Alive, and ready; `starting` seconds may pass before the first answer. `alive`: how often asked, and misses."""
 
     def ask(path: str, every: int, misses: int) -> Manifest:
         return {
@@ -223,7 +225,7 @@ def _probes(port: int, starting: int) -> dict[str, Any]:
 
     return {
         "startupProbe": ask("/healthz", 2, starting // 2),
-        "livenessProbe": ask("/healthz", 10, 6),
+        "livenessProbe": ask("/healthz", *alive),
         "readinessProbe": ask("/readyz", 2, 3),
     }
 
