@@ -16,6 +16,7 @@ from drover.errors import DroverError, SpecError
 from drover.local import check_local, coordinator_arguments, model_file, worker_arguments
 from drover.spec import InferenceCluster
 from drover.spec_file import load
+from support.file_server import serving
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "examples/license-demo.Q4_K_M.gguf"
@@ -94,11 +95,21 @@ def test_a_model_that_is_missing_or_another_is_refused(file: Path) -> None:
                 model_file(hashed, file, {})
 
 
-@pytest.mark.parametrize("source", ["hf://org/repo/m.gguf", "https://example.com/m.gguf", "ollama://tiny:1b"])
-def test_a_model_that_must_be_downloaded_first_is_refused_with_the_command(file: Path, source: str) -> None:
-    spec = written(file, str(MODEL), source).spec
-    with pytest.raises(SpecError, match=rf"spec\.model\.source: .*drover fetch {source} --into"):
-        model_file(spec.model, file, {})
+def test_a_model_of_the_hub_is_downloaded_and_kept(file: Path, tmp_path: Path) -> None:
+    data = MODEL.read_bytes()
+    written(file, str(MODEL), f"hf://org/repo/m.gguf, sha256: {hashlib.sha256(data).hexdigest()}")
+    with serving() as hub:
+        hub.content["/org/repo/resolve/main/m.gguf"] = hub.content["/org/repo/resolve/c0ffee/m.gguf"] = data
+        for path in hub.content:
+            hub.headers[path] = {"X-Repo-Commit": "c0ffee"}
+        environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub")}
+        command = [str(DROVER), "up", str(file), "--models", str(tmp_path / "models"), "--prompt", "The", "-n", "4"]
+        for _ in range(2):
+            hub.asked.clear()
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
+            assert done.returncode == 0, done.stderr
+    assert not hub.asked, "the second start has the model"
+    assert (tmp_path / "models/m.gguf").read_bytes() == data
 
 
 def test_a_volume_claim_is_a_folder_here(file: Path, tmp_path: Path) -> None:
@@ -144,6 +155,7 @@ def test_one_prompt_across_two_workers(file: Path) -> None:
     assert "tokens/s" in done.stdout
 
 
+@pytest.mark.timeout(300)
 def test_the_sample_for_a_claim_runs_here_as_its_head_says(tmp_path: Path) -> None:
     sample = ROOT / "manifests/samples/cpu-pvc.yaml"
     (line,) = [line for line in sample.read_text().splitlines() if line.startswith("#   drover up ")]

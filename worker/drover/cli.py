@@ -41,12 +41,15 @@ def up(
     volume: Annotated[
         list[str] | None, typer.Option(metavar="CLAIM=FOLDER", help="The folder that stands for a volume claim.")
     ] = None,
+    models: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keeps downloaded models [default: ~/.cache/drover/models].")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the workers say.")] = False,
 ) -> None:
     """Run an InferenceCluster as processes on this machine."""
     from drover import local
 
-    local.up(file, prompt, max_tokens, verbose, volumes(volume or ()))
+    local.up(file, prompt, max_tokens, verbose, volumes(volume or ()), models or local.MODELS)
 
 
 @app.command()

@@ -11,12 +11,15 @@ from pathlib import Path
 
 from drover.coordinator.local_devices import address_of
 from drover.errors import SpecError
+from drover.fetch.fetching import fetch
 from drover.herd import Herd, sigterm_unwinds
 from drover.spec import InferenceCluster, Model, Serving, Spec, WorkerGroup
 from drover.spec_file import load
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 HIGHEST_PORT = 65535
+MODELS = Path("~/.cache/drover/models")
+"""Where downloaded models are kept."""
 
 
 def up(
@@ -25,15 +28,16 @@ def up(
     max_tokens: int = 64,
     verbose: bool = False,
     volumes: Mapping[str, Path] | None = None,
+    models: Path = MODELS,
 ) -> None:
     """Run the InferenceCluster of a file until told to stop, or for one prompt; DroverError if anything ends early.
 
-    `volumes` are folders that stand for the volume claims of `pvc://` sources.
+    `volumes` are folders that stand for the volume claims of `pvc://` sources; what is downloaded goes to `models`.
     """
     cluster = load(path)
     spec = cluster.spec
-    model = model_file(spec.model, path, volumes or {})
     check_local(cluster, path)
+    model = model_file(spec.model, path, volumes or {}, models)
     folder = tempfile.TemporaryDirectory(prefix="drover-")
     with sigterm_unwinds(), folder, Herd(Path(folder.name), verbose) as herd:
         count = sum(group.replicas for group in spec.workers)
@@ -49,8 +53,10 @@ def up(
         herd.watch(None if prompt is None else coordinator)
 
 
-def model_file(model: Model, spec_path: Path, volumes: Mapping[str, Path]) -> Path:
-    """The model's file, beside the spec or in a claim's folder; its hash is checked if one is given."""
+def model_file(model: Model, spec_path: Path, volumes: Mapping[str, Path], models: Path = MODELS) -> Path:
+    """The model's file, beside the spec, in a claim's folder or downloaded; its hash is checked if one is given."""
+    if model.scheme not in ("", "pvc"):
+        return fetch(model.source, models.expanduser(), sha256=model.sha256)
     path = _place(model, spec_path, volumes)
     if not path.is_file():
         raise SpecError(f"{spec_path}: spec.model.source: there is no file {path}")
@@ -88,11 +94,6 @@ def _place(model: Model, spec_path: Path, volumes: Mapping[str, Path]) -> Path:
         if claim not in volumes:
             raise SpecError(f"{where}: the volume claim {claim!r} needs a folder here: --volume {claim}=FOLDER")
         return (volumes[claim].expanduser() / inside).resolve()
-    if model.scheme:
-        raise SpecError(
-            f"{where}: {model.source} is not on this machine; download it with: drover fetch {model.source} --into "
-            "FOLDER, then give the path of the file as source"
-        )
     return (spec_path.parent / Path(model.source).expanduser()).resolve()
 
 
