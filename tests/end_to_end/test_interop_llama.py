@@ -196,9 +196,9 @@ def test_slot_saved_and_restored(
 def test_completion_tool(peer: Peer, wide_model: Path, drover_workers: list[int]) -> None:
     prompt = ("-p", PROMPTS[5], "-n", str(TOKENS), "--temp", "0")
     arguments = ("-m", wide_model, *prompt, "-no-cnv", "-t", "1", "-c", "512")
-    alone = peer.run("llama-completion", *arguments, "--device", "none", "--no-repack", timeout=60)
+    alone = peer.complete(*arguments, "--device", "none", "--no-repack", timeout=60)
     assert alone.returncode == 0, alone.stderr
-    remote = peer.run("llama-completion", *arguments, "-ngl", "99", "--rpc", servers(drover_workers), timeout=120)
+    remote = peer.complete(*arguments, "-ngl", "99", "--rpc", servers(drover_workers), timeout=120)
     assert remote.returncode == 0, remote.stderr
     assert remote.stdout == alone.stdout
 

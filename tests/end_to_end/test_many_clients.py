@@ -35,7 +35,7 @@ def allocation(client: Client, size: int) -> int:
 def complete(peer: Peer, workers: Sequence[int], prompt: str = "This program is") -> subprocess.CompletedProcess[str]:
     placed = ("-ngl", "99", "--rpc", ",".join(f"127.0.0.1:{port}" for port in workers))
     asked = ("-p", prompt, "-n", "16", "--temp", "0", "-no-cnv", "-t", "1", "-c", "256")
-    return peer.run("llama-completion", "-m", drover.MODEL, *asked, *placed, timeout=200)
+    return peer.complete("-m", drover.MODEL, *asked, *placed, timeout=200)
 
 
 def test_second_client_while_first_is_idle(drover_workers: list[int]) -> None:

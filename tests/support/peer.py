@@ -31,6 +31,9 @@ TOOL_FOLDERS = ("usr/bin", "usr/libexec/*/llama/bin", "usr/libexec/*/llama.cpp-t
 INSTALL_SECONDS = 900
 ENTER = Path(__file__).with_name("enter_peer.sh")
 
+TRIES = 5
+"""Of a tool that does not always print all of its output."""
+
 
 class PeerUnavailableError(Exception):
     """Why there is no stock llama.cpp to test against, in one line."""
@@ -94,6 +97,18 @@ class Peer:
             env={**os.environ, **(env or {})},
             check=False,
         )
+
+    def complete(self, *args: str | Path, timeout: float) -> subprocess.CompletedProcess[str]:
+        """Run `llama-completion` until all of its text is there.
+
+        Now and then (one run in thirty, workers or not) it ends before its last words are printed; a whole text ends
+        with an empty line.
+        """
+        for _ in range(TRIES):
+            done = self.run("llama-completion", *args, timeout=timeout)
+            if done.returncode or done.stdout.endswith("\n\n"):
+                break
+        return done
 
     def start(self, log: Path, tool: str, *args: str | Path, env: Mapping[str, str] | None = None) -> Running:
         """Start a tool that keeps running; its output goes to `log`."""
