@@ -158,7 +158,8 @@ def _model_available(view: View) -> Said:
         return Said("False", "FetchFailed", f"the Job {names.fetch(view.target.name)} left no report; delete it")
     if job.trouble:
         return Said("False", job.trouble.reason, job.trouble.message)
-    return Said("False", "Fetching", f"{view.target.spec.model.source} is being downloaded; see the Job's log")
+    last = f"; the last attempt said: {job.message}" if job.message else ""
+    return Said("False", "Fetching", f"{view.target.spec.model.source} is being downloaded; see the Job's log{last}")
 
 
 def _planned(view: View) -> Said:
@@ -240,6 +241,8 @@ def _ready(view: View, said: Mapping[str, Said]) -> Said:
 
 PATIENT = {"Waiting", "WaitingForWorkers", "Starting", "Rolling", "Fetching", "Loading", "Pausing"}
 """Reasons that time alone mends."""
+WANTED = {"Suspended", "Disabled"}
+"""Reasons that the spec asks for."""
 SILENT = (PATIENT | {"Disabled"}) - {"Fetching", "Loading", "Pausing"}
 """Reasons of which no event is made."""
 

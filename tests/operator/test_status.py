@@ -82,6 +82,12 @@ def test_model_available(facts: Facts, reached: Progress, expected: tuple[str, s
     assert said("ModelAvailable", facts, reached)[:2] == expected
 
 
+def test_a_download_that_is_tried_again_says_why() -> None:
+    _, reason, message = said("ModelAvailable", Facts(fetch=job("running", "no such host")), NO_MODEL)
+    assert reason == "Fetching"
+    assert message.endswith("the last attempt said: no such host")
+
+
 def loading(**changes: Any) -> Progress:
     return Progress(**({"stage": Stage(), "loads": "l"} | changes))
 
