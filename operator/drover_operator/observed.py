@@ -54,6 +54,7 @@ class Facts:
     coordinators: int = 0
     """Pods that serve, or are about to stop."""
     serving_ready: int = 0
+    """Those that answer, and were ready after the last start of a worker: what it held went with it."""
     serving_current: bool = False
     serving_trouble: Trouble | None = None
     claim: str | None = None
@@ -71,6 +72,7 @@ def read(target: Target, objects: Iterable[Manifest], claim: Manifest | None = N
     alive = [body for body in live if body["kind"] == "Pod"]
     by_name = ours | {("Pod", body["metadata"]["name"]): body for body in alive}
     workers = tuple(_worker(seat.worker, by_name) for seat in layout.seats(target.spec, target.name, target.namespace))
+    newest = max((troubles.started(by_name.get(("Pod", worker.name), {})) for worker in workers), default="")
     coordinators = [pod for pod in alive if _component(pod) == names.COORDINATOR and not _ended(pod)]
     claimed = claim or by_name.get(("PersistentVolumeClaim", names.model(target.name)))
     deployment = by_name.get(("Deployment", target.name), {})
@@ -83,7 +85,7 @@ def read(target: Target, objects: Iterable[Manifest], claim: Manifest | None = N
         fetch_pods=sum(_component(pod) == names.FETCH and not _ended(pod) for pod in alive),
         load_pods=sum(_component(pod) == names.LOAD and not _ended(pod) for pod in alive),
         coordinators=len(coordinators),
-        serving_ready=sum(troubles.ready(pod) for pod in coordinators),
+        serving_ready=sum(troubles.ready(pod) and troubles.ready_since(pod) >= newest for pod in coordinators),
         serving_current=_current(deployment),
         serving_trouble=next((trouble for pod in coordinators if (trouble := troubles.of(pod))), None),
         claim=claimed.get("status", {}).get("phase", "Pending") if claimed else None,

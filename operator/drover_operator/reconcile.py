@@ -222,7 +222,7 @@ def _report(cluster: Cluster, body: Manifest, made: Mapping[str, Any]) -> int:
         return 0
     cluster.write_status(body, dict(made))
     for row in status.news(before, made):
-        quiet = row["status"] == "True" or row["reason"] in status.PATIENT
+        quiet = row["status"] == "True" or row["reason"] in status.PATIENT | status.WANTED
         log.info("condition", cluster=body["metadata"]["name"], namespace=body["metadata"].get("namespace"), **row)
         cluster.tell(body, "Normal" if quiet else "Warning", row["reason"], f"{row['type']}: {row['message']}")
     return 1

@@ -139,7 +139,9 @@ def _workers_ready(view: View) -> Said:
 
 
 def _model_available(view: View) -> Said:
-    facts, model = view.facts, view.progress.model
+    facts, model, report = view.facts, view.progress.model, view.progress.report or {}
+    if model is not None and report.get("reason") in UNREADABLE:
+        return Said("False", str(report["reason"]), f"{report.get('message', '')}{_retry(view)}")
     if model is not None:
         size = f", {format_size(model.bytes)}" if model.bytes else ""
         return Said("True", "Available", model.message or f"{model.file}{size}")
@@ -158,7 +160,16 @@ def _model_available(view: View) -> Said:
         return Said("False", "FetchFailed", f"the Job {names.fetch(view.target.name)} left no report; delete it")
     if job.trouble:
         return Said("False", job.trouble.reason, job.trouble.message)
-    return Said("False", "Fetching", f"{view.target.spec.model.source} is being downloaded; see the Job's log")
+    last = f"; the last attempt said: {job.message}" if job.message else ""
+    return Said("False", "Fetching", f"{view.target.spec.model.source} is being downloaded; see the Job's log{last}")
+
+
+UNREADABLE = ("ModelUnreadable", "ChecksumMismatch")
+"""What the load Job says of a file that is not there, or not the model."""
+
+
+def _retry(view: View) -> str:
+    return f"; to try again, change the spec or delete the Job {names.load(view.target.name)}"
 
 
 def _planned(view: View) -> Said:
@@ -183,7 +194,7 @@ def _split_verified(view: View) -> Said:
         return Said("True", "Verified", str(report.get("message") or "every worker holds and computes its part"))
     if report:
         count = progress.failures.count if progress.failures else 1
-        more = f"; to try again, change the spec or delete the Job {name}"
+        more = _retry(view)
         if progress.again:
             more = f"; attempt {count} of {MOST_FAILURES}, the next follows"
         return Said("False", str(report.get("reason") or "LoadFailed"), f"{report.get('message', '')}{more}")
@@ -240,6 +251,8 @@ def _ready(view: View, said: Mapping[str, Said]) -> Said:
 
 PATIENT = {"Waiting", "WaitingForWorkers", "Starting", "Rolling", "Fetching", "Loading", "Pausing"}
 """Reasons that time alone mends."""
+WANTED = {"Suspended", "Disabled"}
+"""Reasons that the spec asks for."""
 SILENT = (PATIENT | {"Disabled"}) - {"Fetching", "Loading", "Pausing"}
 """Reasons of which no event is made."""
 

@@ -63,6 +63,18 @@ def ready(pod: Manifest) -> bool:
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
+def ready_since(pod: Manifest) -> str:
+    """When a pod began to take work, or stopped; "" if that is not known."""
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return next((row.get("lastTransitionTime") or "" for row in conditions if row["type"] == "Ready"), "")
+
+
+def started(pod: Manifest) -> str:
+    """When the container that runs in a pod was started; "" if none does."""
+    running = [(row.get("state") or {}).get("running") for row in pod.get("status", {}).get("containerStatuses") or ()]
+    return max((state.get("startedAt") or "" for state in running if state), default="")
+
+
 def last_words(pod: Manifest) -> str:
     """What the pod's container left as its termination message, the last time it ended."""
     for status in pod.get("status", {}).get("containerStatuses") or ():

@@ -5,8 +5,6 @@ DROVER_E2E_STOCK_IMAGE (stock llama.cpp, its programs on PATH), and claims use t
 """
 
 import os
-import re
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from cluster import images, node, programs, state, volumes
+from cluster import images, node, programs, state
 from cluster.cache import ClusterUnavailableError, locked
+from cluster.installed import CRD, Operator, helm, values
 from cluster.kubectl import Kubectl
-from cluster.workloads import Cluster, Upload
+from cluster.workloads import Cluster, Upload, space
+from support.chart import CHART
 
 SECONDS = 900
 """What a test may take, fixtures included; images are built before the run (`make e2e`)."""
@@ -75,14 +75,21 @@ def _given() -> Cluster:
 @pytest.fixture
 def kubectl(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
     """kubectl in a namespace that is the test's own: pods must pass the `restricted` level; gone afterwards."""
-    if cluster.ours:
-        volumes.recycle()
-    word = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_"))[:30].strip("-")
-    name = f"{word}-{secrets.token_hex(3)}"
-    labels = {"pod-security.kubernetes.io/enforce": "restricted", "drover.dev/tests": "true"}
-    cluster.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-    yield cluster.kubectl.within(name)
-    cluster.kubectl.delete("namespace", name, wait=False)
+    with space(cluster, request.node.name.lower().removeprefix("test_")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """The operator, installed once for all tests that ask for it; it cares for every namespace."""
+    there = cluster.kubectl.find("crd", CRD)
+    if there and not cluster.ours:
+        pytest.fail("an operator or its CRD is installed on this cluster: use one without", pytrace=False)
+    with space(cluster, "drover-system") as kubectl:
+        helm(kubectl, "install", str(CHART), *values(cluster, tmp_path_factory.mktemp("chart")))
+        yield Operator(kubectl)
+        helm(kubectl, "uninstall", "--wait")
+        kubectl.delete("crd", CRD)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 Object = dict[str, Any]
 T = TypeVar("T")
+INFERENCE = "inferenceclusters.drover.dev"
 
 
 class KubectlError(AssertionError):
@@ -110,6 +111,9 @@ class Kubectl:
         """All that a person would look at first when a test fails."""
         parts = [
             self("get", "all,pvc,configmap", "-o", "wide"),
+            self("get", "inferenceclusters", "-o", "yaml")
+            if self("get", "crd", INFERENCE, "--ignore-not-found")
+            else "",
             self("get", "events", "--sort-by=.lastTimestamp"),
         ]
         for pod in self.items("pods"):
@@ -123,8 +127,11 @@ class Kubectl:
         return "\n".join(parts)
 
 
-def until(what: str, ask: Callable[[], T], seconds: float = 120) -> T:
-    """Ask until the answer is something, and return it; what kubectl refuses meanwhile is no answer."""
+def until(what: str, ask: Callable[[], T | None], seconds: float = 120, why: Callable[[], object] | None = None) -> T:
+    """Ask until the answer is something, and return it; what kubectl refuses meanwhile is no answer.
+
+    `why` says more when the time is up.
+    """
     deadline = time.monotonic() + seconds
     last: object = None
     while time.monotonic() < deadline:
@@ -134,4 +141,4 @@ def until(what: str, ask: Callable[[], T], seconds: float = 120) -> T:
         except KubectlError as error:
             last = error
         time.sleep(0.25)
-    raise AssertionError(f"waited {seconds:.0f} s until {what}; last answer: {last}")
+    raise AssertionError(f"waited {seconds:.0f} s until {what}; last answer: {why() if why else last}")

@@ -1,23 +1,18 @@
 """What is installed: the chart by helm, and the plain manifests; on a cluster that has no InferenceClusters yet."""
 
-import json
 import shutil
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from cluster import programs
+from cluster.installed import CRD, helm, values
 from cluster.kubectl import Kubectl, KubectlError, Object, until
 from cluster.workloads import Cluster
-from drover_operator import crd
 from support import chart
 
-CRD = crd.definition()["metadata"]["name"]
 SAMPLES = sorted((chart.ROOT / "manifests/samples").rglob("*.yaml"))
 LOCAL = "two-workers.yaml"
 
@@ -30,22 +25,6 @@ def bare(cluster: Cluster, kubectl: Kubectl) -> Iterator[Kubectl]:
     assert kubectl.find("crd", CRD) is None
     yield kubectl
     kubectl.delete("crd", CRD)
-
-
-def helm(kubectl: Kubectl, verb: str, *arguments: str) -> str:
-    command = [str(programs.helm()), verb, "drover", *arguments, "--namespace", kubectl.namespace]
-    done = subprocess.run(command, env=kubectl.env, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr + done.stdout
-    return done.stdout
-
-
-def values(cluster: Cluster, folder: Path, **more: Any) -> list[str]:
-    """Flags for helm: the image of the run."""
-    repository, _, tag = cluster.operator_image.rpartition(":")
-    image = {"repository": repository, "tag": tag, "pullPolicy": "Never" if cluster.ours else "IfNotPresent"}
-    path = folder / "values.yaml"
-    path.write_text(json.dumps({"image": image, **more}))
-    return ["--values", str(path), "--wait", "--timeout", "180s"]
 
 
 def columns(kubectl: Kubectl) -> list[str]:

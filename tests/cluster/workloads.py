@@ -1,10 +1,14 @@
 """Pods that tests make by hand: hardened as the operator makes them, so that the `restricted` level admits them."""
 
-from collections.abc import Mapping, Sequence
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster import volumes
 from cluster.kubectl import Kubectl, Object
 
 USER = 10001
@@ -32,6 +36,19 @@ class Cluster:
     worker_image: str
     operator_image: str
     stock_image: str
+
+
+@contextmanager
+def space(cluster: Cluster, words: str) -> Iterator[Kubectl]:
+    """A namespace of its own, named after some words."""
+    if cluster.ours:
+        volumes.recycle()
+    word = re.sub(r"[^a-z0-9]+", "-", words)[:30].strip("-")
+    name = f"{word}-{secrets.token_hex(3)}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted", "drover.dev/tests": "true"}
+    cluster.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    yield cluster.kubectl.within(name)
+    cluster.kubectl.delete("namespace", name, wait=False)
 
 
 def container(name: str, image: str, command: Sequence[str], mounts: Mapping[str, str], **more: Any) -> Object:

@@ -118,6 +118,15 @@ def test_pods_that_may_still_act() -> None:
     assert (facts.load_pods, facts.fetch_pods, facts.coordinators, facts.serving_ready) == (1, 1, 2, 1)
 
 
+@pytest.mark.parametrize(("again", "serving"), [("00:01", 1), ("00:07", 0)])
+def test_a_coordinator_that_was_ready_before_a_worker_started_anew_does_not_serve(again: str, serving: int) -> None:
+    """It has not noticed yet that the worker it loaded holds nothing any more."""
+    since = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:05Z"}
+    worker = pod("herd-w-0", containerStatuses=[{"state": {"running": {"startedAt": f"2026-01-01T00:{again}Z"}}}])
+    facts = observed.read(TARGET, [worker, pod("herd-1", "coordinator", conditions=[since])])
+    assert (facts.coordinators, facts.serving_ready) == (1, serving)
+
+
 def test_what_belongs_to_another_of_the_same_name_does_not_count() -> None:
     old = part("ConfigMap", "herd-plan", owner="older", data={"plan.json": "{}"})
     facts = observed.read(TARGET, [old, part("StatefulSet", "herd-w", owner="older", status=stateful_set()["status"])])

@@ -229,6 +229,7 @@ def test_suspend_stops_everything_and_keeps_the_model(world: World) -> None:
     assert world.api.has("PersistentVolumeClaim", "herd-model")
     assert world.said("Ready") == ("False", "Suspended")
     assert world.status["workers"] == "0/2"
+    assert {event[0] for event in world.api.events if event[1] == "Suspended"} == {"Normal"}
     world.api.change("herd", suspend=False)
     world.run()
     assert world.said("Ready")[0] == "True"

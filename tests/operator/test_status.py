@@ -82,6 +82,24 @@ def test_model_available(facts: Facts, reached: Progress, expected: tuple[str, s
     assert said("ModelAvailable", facts, reached)[:2] == expected
 
 
+def test_a_file_that_the_load_cannot_read_is_no_model() -> None:
+    unread = loading(
+        model=Model("f", "m.gguf"), report={"reason": "ModelUnreadable", "message": "m.gguf: no such file"}
+    )
+    for name in ("ModelAvailable", "SplitVerified"):
+        assert said(name, Facts(), unread) == (
+            "False",
+            "ModelUnreadable",
+            "m.gguf: no such file; to try again, change the spec or delete the Job herd-load",
+        )
+
+
+def test_a_download_that_is_tried_again_says_why() -> None:
+    _, reason, message = said("ModelAvailable", Facts(fetch=job("running", "no such host")), NO_MODEL)
+    assert reason == "Fetching"
+    assert message.endswith("the last attempt said: no such host")
+
+
 def loading(**changes: Any) -> Progress:
     return Progress(**({"stage": Stage(), "loads": "l"} | changes))
 

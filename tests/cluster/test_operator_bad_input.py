@@ -1,0 +1,170 @@
+"""What the operator says of specs that cannot come true: each ends in a condition that says what to do.
+
+All of them stand in one namespace at the same time; what is wrong with each is in its own test.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cluster.inference import CLAIM, Inference, small
+from cluster.installed import Operator
+from cluster.kubectl import Kubectl, KubectlError, Object, until
+from cluster.workloads import Cluster, Upload, space
+from support.drover import MODEL
+from support.refused_specs import REFUSED, SPEC, UNCHANGEABLE, changed
+
+BROKEN = "broken.gguf"
+
+
+def group(**changes: object) -> list[Object]:
+    """The workers of a small cluster, changed."""
+    (made,) = small("any")["spec"]["workers"]
+    return [made | changes]
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A spec, the condition it ends in, and words of its message."""
+
+    body: Object
+    condition: str
+    reason: str
+    words: tuple[str, ...]
+
+
+BAD = [
+    Bad(
+        small("no-file", model={"source": f"pvc://{CLAIM}/elsewhere/none.gguf"}),
+        "ModelAvailable",
+        "ModelUnreadable",
+        ("/models/elsewhere/none.gguf", "to try again, change the spec or delete the Job no-file-load"),
+    ),
+    Bad(
+        small("no-model", model={"source": f"pvc://{CLAIM}/{BROKEN}"}),
+        "ModelAvailable",
+        "ModelUnreadable",
+        (BROKEN, "change the spec"),
+    ),
+    Bad(
+        small("no-claim", model={"source": "pvc://nothing/m.gguf"}),
+        "ModelAvailable",
+        "ClaimMissing",
+        ("there is no usable claim nothing: make it",),
+    ),
+    Bad(
+        small("no-host", model={"source": "https://nothing.invalid/m.gguf", "storage": {"size": "1GiB"}}),
+        "ModelAvailable",
+        "Fetching",
+        ("https://nothing.invalid/m.gguf is being downloaded", "the last attempt said: "),
+    ),
+    Bad(
+        small("too-large", memory="2MiB"),
+        "Planned",
+        "DoesNotFit",
+        ("MiB",),
+    ),
+    Bad(
+        small("no-image", image="localhost/nothing:here"),
+        "WorkersReady",
+        "ImagePullFailed",
+        ("0 of 1 workers are ready", "localhost/nothing:here", "check the image's name"),
+    ),
+    Bad(
+        small("no-gpu", workers=group(device="cuda")),
+        "WorkersReady",
+        "DeviceMissing",
+        ("no-gpu-cpu-0 cannot be placed", "no node has a free GPU", "nvidia.com/gpu"),
+    ),
+    Bad(
+        small("no-class", workers=group(cache={"size": "1GiB", "storageClassName": "no-such-class"})),
+        "WorkersReady",
+        "VolumeNotBound",
+        ("no-class-cpu-0 cannot be placed", "check storageClassName"),
+    ),
+    Bad(
+        small("lopsided", replicas=2, split={"proportions": [1, 0]}),
+        "SplitVerified",
+        "SplitMismatch",
+        ("lopsided-cpu-1", "holds nothing of the model"),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def kubectl(cluster: Cluster) -> Iterator[Kubectl]:
+    """One namespace for this file."""
+    with space(cluster, "bad-input") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def applied(
+    cluster: Cluster, operator: Operator, kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory
+) -> Kubectl:
+    """All of them at once."""
+    broken: Path = tmp_path_factory.mktemp("broken") / BROKEN
+    broken.write_bytes(b"this is no model")
+    upload = Upload(kubectl, cluster.worker_image)
+    upload(MODEL, CLAIM)
+    upload(broken, CLAIM)
+    kubectl.apply(*(row.body for row in BAD))
+    return kubectl
+
+
+@pytest.mark.parametrize("row", BAD, ids=lambda row: row.body["metadata"]["name"])
+def test_it_says_what_is_wrong_and_what_to_do(operator: Operator, applied: Kubectl, row: Bad) -> None:
+    """`lopsided` is forced: its spec gives one of two workers no share, and the proof does not let that pass."""
+    name = row.body["metadata"]["name"]
+    made = Inference(applied, name)
+
+    def reached() -> Object | None:
+        found, ready = made.condition(row.condition), made.condition("Ready")
+        states = [(said.get("status"), said.get("reason")) for said in (found, ready)]
+        told = states == [("False", row.reason)] * 2 and found["message"] in ready["message"]
+        return found if told and all(words in found["message"] for words in row.words) else None
+
+    said = until(f"{name} says so", reached, 180, lambda: made.status)
+    print(f"{name}: {said['message']}")
+    assert any(said["message"][:40] in line for line in made.events(row.reason))
+    assert made.condition("Serving")["status"] == "False"
+    assert operator.restarts == 0
+    assert "Traceback" not in operator.log
+
+
+def test_with_its_spec_corrected_it_becomes_ready(operator: Operator, applied: Kubectl) -> None:
+    made = Inference(applied, "too-large")
+    made.until("Planned", "False", "DoesNotFit", 180)
+    made.change(lambda spec: spec["workers"][0].update(memory="256MiB"))
+    print(f"corrected to Ready: {made.ready(180):.1f} s")
+    assert operator.restarts == 0
+
+
+def test_with_both_workers_given_a_share_the_split_is_verified(applied: Kubectl) -> None:
+    made = Inference(applied, "lopsided")
+    made.until("SplitVerified", "False", "SplitMismatch", 180)
+    made.change(lambda spec: spec.update(split={"proportions": [1, 1]}))
+    print(f"shares given to Ready: {made.ready(180):.1f} s")
+
+
+def test_what_the_api_server_can_refuse_it_refuses_with_words(operator: Operator, kubectl: Kubectl) -> None:
+    def body(spec: Object) -> Object:
+        kind = {"apiVersion": "drover.dev/v1alpha1", "kind": "InferenceCluster"}
+        return {**kind, "metadata": {"name": "refused"}, "spec": spec}
+
+    unknown = body({**SPEC, "wrokers": []})
+    with pytest.raises(KubectlError, match="wrokers"):
+        kubectl.apply(unknown)
+    for row in REFUSED:
+        with pytest.raises(KubectlError) as caught:
+            kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(body(changed(row))))
+        assert row.words in str(caught.value)
+    kubectl.apply(body({**SPEC, "suspend": True}))
+    for row in UNCHANGEABLE:
+        with pytest.raises(KubectlError) as caught:
+            kubectl.apply(body({**changed(row), "suspend": True}))
+        assert row.words in str(caught.value)
+    kubectl.delete("inferencecluster", "refused")
