@@ -41,8 +41,7 @@ from drover.worker.devices.cpu.simd import (
 from drover.worker.devices.cpu.tiles import (
     TILE_BYTES,
     TILES,
-    load_tile,
-    multiply_tiles,
+    steps,
     store_results,
     write_results,
     zero_results,
@@ -114,24 +113,8 @@ def panel_rows(kind: int, k: int, rows: int, threads: int) -> int:
 # ---- instructions
 
 
-@emits(void, i64, i64, i64, i64)
-def _step_wide(b: Any, w0: Any, w1: Any, x0: Any, x1: Any) -> None:
-    """32 rows by 32 columns: tiles 0 to 3 += weights 4, 5 times activations 6, 7."""
-    if COMPILED:
-        for tile, a in ((4, w0), (6, x0), (5, w1), (7, x1)):
-            load_tile(b, tile, a)
-        for c, w, x in ((0, 4, 6), (2, 5, 6), (1, 4, 7), (3, 5, 7)):
-            multiply_tiles(b, "tdpbf16ps", c, w, x)
-
-
-@emits(void, i64, i64, i64)
-def _step_narrow(b: Any, w0: Any, w1: Any, x0: Any) -> None:
-    """32 rows by 16 columns: tiles 0 and 2."""
-    if COMPILED:
-        for tile, a in ((4, w0), (6, x0), (5, w1)):
-            load_tile(b, tile, a)
-        for c, w in ((0, 4), (2, 5)):
-            multiply_tiles(b, "tdpbf16ps", c, w, 6)
+_step_wide, _step_narrow = steps("tdpbf16ps", COMPILED, ((0, 1), (2, 3)))
+"""32 rows by 32 columns, or by 16: the result of each pair of tiles in a register of its own."""
 
 
 def _store_bf16(b: Any, a: Any, low: Any, high: Any) -> None:

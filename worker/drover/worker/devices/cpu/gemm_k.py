@@ -41,8 +41,7 @@ from drover.worker.devices.cpu.simd import (
 from drover.worker.devices.cpu.tiles import (
     TILE_BYTES,
     TILES,
-    load_tile,
-    multiply_tiles,
+    steps,
     store_results,
     write_results,
     zero_results,
@@ -101,24 +100,8 @@ def panel_rows(k: int, rows: int, threads: int) -> int:
 # ---- instructions
 
 
-@emits(void, i64, i64, i64, i64)
-def _step_wide(b: Any, low: Any, high: Any, x0: Any, x1: Any) -> None:
-    """16 rows by 32 columns: tiles 0 and 2 += lower bits, 1 and 3 += upper bits."""
-    if COMPILED:
-        for tile, a in ((4, low), (6, x0), (5, high), (7, x1)):
-            load_tile(b, tile, a)
-        for c, w, x in ((0, 4, 6), (1, 5, 6), (2, 4, 7), (3, 5, 7)):
-            multiply_tiles(b, "tdpbssd", c, w, x)
-
-
-@emits(void, i64, i64, i64)
-def _step_narrow(b: Any, low: Any, high: Any, x0: Any) -> None:
-    """16 rows by 16 columns: tiles 0 and 1."""
-    if COMPILED:
-        for tile, a in ((4, low), (6, x0), (5, high)):
-            load_tile(b, tile, a)
-        for c, w in ((0, 4), (1, 5)):
-            multiply_tiles(b, "tdpbssd", c, w, 6)
+_step_wide, _step_narrow = steps("tdpbssd", COMPILED, ((0, 2), (1, 3)))
+"""16 rows, lower and upper bits, by 32 columns, or by 16: registers 0 and 2 sum lower bits, 1 and 3 upper bits."""
 
 
 @emits_for(lambda block, offset, out, head: signature(void, block, i64, i64, i64), 4)

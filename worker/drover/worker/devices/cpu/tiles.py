@@ -81,9 +81,30 @@ def store_tile(b: Any, tile: int, a: Any) -> None:
     call(b, "llvm.x86.tilestored64", ir.VoidType(), I8(tile), b.inttoptr(a, I8.as_pointer()), I64(64))
 
 
-def multiply_tiles(b: Any, kind: str, c: int, x: int, y: int) -> None:
-    """c += x · y; `kind` names the instruction."""
-    call(b, f"llvm.x86.{kind}", ir.VoidType(), I8(c), I8(x), I8(y))
+def steps(kind: str, compiled: bool, results: tuple[tuple[int, int], tuple[int, int]]) -> tuple[Any, Any]:
+    """Instructions that multiply two tiles of weights with two of activations, and with one; addresses in that order.
+
+    `kind` names the product; `results[w][x]` is the register that weights w times activations x are added to.
+    """
+
+    def emit(b: Any, w0: Any, w1: Any, *activations: Any) -> None:
+        if not compiled:
+            return
+        loads = [(4, w0), (6, activations[0]), (5, w1), (7, activations[-1])]
+        for tile, a in loads[: 2 + len(activations)]:
+            load_tile(b, tile, a)
+        for x in range(len(activations)):
+            for w in range(2):
+                call(b, f"llvm.x86.{kind}", ir.VoidType(), I8(results[w][x]), I8(4 + w), I8(6 + x))
+
+    def wide(b: Any, w0: Any, w1: Any, x0: Any, x1: Any) -> None:
+        emit(b, w0, w1, x0, x1)
+
+    def narrow(b: Any, w0: Any, w1: Any, x0: Any) -> None:
+        emit(b, w0, w1, x0)
+
+    wide.__name__, narrow.__name__ = f"wide_{kind}", f"narrow_{kind}"
+    return emits(void, *[i64] * 4)(wide), emits(void, *[i64] * 3)(narrow)
 
 
 @emits(void)
