@@ -31,6 +31,7 @@ _KEPT = " && ".join(
 )
 _DEVICES = "self.workers.map(w, w.replicas * w.devicesPerWorker).sum()"
 _SHARES = "self.split.proportions"
+_ENVS = ("spec.model.env", "spec.workers[].env")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,10 @@ RULES = (
         "the cache of a group cannot change while it exists; add a group with another name and remove this one",
         ".cache",
     ),
-    Rule("spec.workers[].env[]", "!(has(self.value) && has(self.valueFrom))", "give value or valueFrom, not both"),
+    *(
+        Rule(f"{place}[]", "!(has(self.value) && has(self.valueFrom))", "give value or valueFrom, not both")
+        for place in _ENVS
+    ),
     Rule(
         "spec.serving",
         "!has(self.apiKey)",
@@ -135,7 +139,7 @@ RULES = (
     ),
 )
 
-LIST_KEYS = {"spec.workers": ["name"], "spec.workers[].env": ["name"]}
+LIST_KEYS = {place: ["name"] for place in ("spec.workers", "spec.imagePullSecrets", *_ENVS)}
 """Lists whose items are matched by a key when they are merged, and compared with what they were."""
 
 COLUMNS = [

@@ -18,6 +18,7 @@ CACHE = "/var/cache/drover"
 MODELS = "/models"
 KEY_FOLDER = "/etc/drover/api-key"
 TOKEN_FOLDER = "/etc/drover/token"
+CA_FOLDER = "/etc/drover/ca"
 REPORT = "/dev/termination-log"
 GRACE = 30
 """Seconds a worker has to finish its step."""
@@ -40,7 +41,7 @@ def worker(target: Target, group: WorkerGroup) -> Manifest:
     if resources := _worker_resources(group):
         container["resources"] = resources
     cache = [] if group.cache.enabled else [_scratch("cache")]
-    spec = _pod(container, cache) | {
+    spec = _pod(target, container, cache) | {
         "terminationGracePeriodSeconds": GRACE + 15,
         "affinity": group.affinity or _apart(target, group),
     }
@@ -81,7 +82,7 @@ def serving(target: Target, layout: Layout, file: str, loads: str) -> Manifest:
             "labels": names.labels(target.name, names.COORDINATOR),
             "annotations": {names.LOADS: loads},
         },
-        "spec": _pod(container, [_scratch("cache"), *volumes]) | {"terminationGracePeriodSeconds": GRACE + 15},
+        "spec": _pod(target, container, [_scratch("cache"), *volumes]) | {"terminationGracePeriodSeconds": GRACE + 15},
     }
 
 
@@ -95,7 +96,7 @@ def load(target: Target, layout: Layout, file: str) -> Manifest:
     container = _container("load", target.serving_image, arguments)
     container["volumeMounts"].append(_mount("models", MODELS))
     _add_resources(container, target.spec.serving.resources)
-    spec = _pod(container, [_scratch("cache"), _model_volume(target)]) | {"restartPolicy": "Never"}
+    spec = _pod(target, container, [_scratch("cache"), _model_volume(target)]) | {"restartPolicy": "Never"}
     return {"metadata": {"labels": names.labels(target.name, names.LOAD)}, "spec": spec}
 
 
@@ -110,9 +111,15 @@ def fetch(target: Target) -> Manifest:
         container["args"] += ["--token-file", f"{TOKEN_FOLDER}/token"]
         container["volumeMounts"].append(_mount("token", TOKEN_FOLDER))
         volumes.append(_secret("token", model.secret_ref.name, model.secret_ref.key, "token"))
+    container["env"] += [_variable(variable) for variable in model.env or ()]
+    if ca := model.ca_config_map_ref:  # OpenSSL reads the public ones from a folder besides
+        container["env"].append({"name": "SSL_CERT_FILE", "value": f"{CA_FOLDER}/ca.crt"})
+        container["volumeMounts"].append(_mount("ca", CA_FOLDER))
+        item = {"key": ca.key, "path": "ca.crt"}
+        volumes.append({"name": "ca", "configMap": {"name": ca.name, "items": [item]}})
     container["args"] += ["--report", REPORT]
     container["volumeMounts"].append({"name": "models", "mountPath": MODELS})
-    spec = _pod(container, [_scratch("cache"), *volumes]) | {"restartPolicy": "Never"}
+    spec = _pod(target, container, [_scratch("cache"), *volumes]) | {"restartPolicy": "Never"}
     return {"metadata": {"labels": names.labels(target.name, names.FETCH)}, "spec": spec}
 
 
@@ -195,8 +202,10 @@ def _container(name: str, image: str, arguments: Sequence[str]) -> Manifest:
     }
 
 
-def _pod(container: Manifest, volumes: Sequence[Manifest]) -> Manifest:
+def _pod(target: Target, container: Manifest, volumes: Sequence[Manifest]) -> Manifest:
+    secrets = [{"name": secret.name} for secret in target.spec.image_pull_secrets or ()]
     return {
+        **({"imagePullSecrets": secrets} if secrets else {}),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {

@@ -37,6 +37,15 @@ SPECS: dict[str, dict[str, Any]] = {
     "least": {},
     "whole": WHOLE,
     "on_a_claim": {"model": {"source": "pvc://models/llama/m.gguf"}, "network": {"policy": False}},
+    "from_a_mirror": {
+        "model": {
+            "source": "https://mirror.farm/m.gguf",
+            "caConfigMapRef": {"name": "ours"},
+            "env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+            "storage": {"size": "1Gi"},
+        },
+        "imagePullSecrets": [{"name": "registry"}],
+    },
     "suspended": {"suspend": True, "workers": [{"name": "w", "cache": {"size": "1Gi", "retain": False}}]},
 }
 

@@ -44,6 +44,9 @@ REFUSED = [
     Refused(
         "workers.0.env", [{"name": "A", "value": "", "valueFrom": {}}], "give value or valueFrom", everywhere=False
     ),
+    Refused("model.env", [{"name": "A", "value": "", "valueFrom": {}}], "give value or valueFrom", everywhere=False),
+    Refused("model.caConfigMapRef", {"key": "ca.crt"}, "spec.model.caConfigMapRef.name"),
+    Refused("imagePullSecrets", [{"secret": "s"}], "spec.imagePullSecrets[0]"),
     Refused("split.proportions", [1, 2], "give one proportion for every device"),
     Refused("split.proportions", [0, 0, 0], "at least one proportion must be above 0"),
     Refused("split.proportions", [1, -1, 1], "spec.split.proportions[1]"),

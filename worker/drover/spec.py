@@ -97,6 +97,33 @@ class TokenRef(SecretKey):
     """The key in it."""
 
 
+class CertificatesRef(_Model):
+    """Certificates kept in a ConfigMap in the same namespace."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    """The ConfigMap."""
+    key: Annotated[str, Field(min_length=1, max_length=253)] = "ca.crt"
+    """The key in it: certificates in PEM form."""
+
+
+class LocalReference(_Model):
+    """An object in the same namespace."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    """Its name."""
+
+
+class EnvVar(_Model):
+    """An environment variable of a container."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    """The variable."""
+    value: Annotated[str, Field(max_length=32768)] | None = None
+    """Its value."""
+    value_from: Free | None = None
+    """Or where the value comes from, as in a Kubernetes container."""
+
+
 class Storage(_Model):
     """A volume to be made. Kubernetes only."""
 
@@ -120,6 +147,10 @@ class Model(_Model):
     """The model's name in the API; by default the file's."""
     secret_ref: TokenRef | None = None
     """The token to download with. Kubernetes only."""
+    ca_config_map_ref: CertificatesRef | None = None
+    """Authorities to trust beside the public ones, for a server of one's own. Kubernetes only."""
+    env: Annotated[list[EnvVar], Field(max_length=64)] | None = None
+    """Environment of the download: HTTPS_PROXY, or HF_ENDPOINT for a mirror. Kubernetes only."""
     storage: Storage = Storage()
     """Where what is downloaded is kept."""
 
@@ -165,17 +196,6 @@ class Resources(_Model):
     """What the scheduler sets aside, e.g. {cpu: 4, memory: 8Gi}."""
     limits: dict[str, Quantity] | None = None
     """What the container may use at most."""
-
-
-class EnvVar(_Model):
-    """An environment variable of a container."""
-
-    name: Annotated[str, Field(min_length=1, max_length=253)]
-    """The variable."""
-    value: Annotated[str, Field(max_length=32768)] | None = None
-    """Its value."""
-    value_from: Free | None = None
-    """Or where the value comes from, as in a Kubernetes container."""
 
 
 class Toleration(_Model):
@@ -333,6 +353,8 @@ class Spec(_Model):
     """Scales everything to zero and keeps model and caches. Kubernetes only."""
     image: Text | None = None
     """The image of all pods; by default the operator's choice. Kubernetes only."""
+    image_pull_secrets: Annotated[list[LocalReference], Field(max_length=16)] | None = None
+    """Secrets to pull images with. Kubernetes only."""
 
     @property
     def devices(self) -> int:

@@ -171,7 +171,9 @@ def _of_status(where: str, error: urllib.error.HTTPError) -> FetchError:
 
 def _of_failure(where: str, failure: object) -> FetchError:
     if isinstance(failure, ssl.SSLCertVerificationError):
-        return FetchError(f"{where}: its certificate is not trusted: {failure.verify_message}", "UntrustedCertificate")
+        advice = "name the authority in spec.model.caConfigMapRef, or its file in SSL_CERT_FILE"
+        why = f"{where}: its certificate is not trusted ({failure.verify_message}); {advice}"
+        return FetchError(why, "UntrustedCertificate")
     if isinstance(failure, OSError) and failure.strerror:
         why = failure.strerror
     else:
