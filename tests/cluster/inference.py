@@ -110,6 +110,32 @@ class Inference:
         return str(said["choices"][0]["text"])
 
 
+@dataclass(frozen=True)
+class Bad:
+    """A spec that cannot come true, the condition it ends in, and words of its message."""
+
+    body: Object
+    condition: str
+    reason: str
+    words: tuple[str, ...]
+
+    def says(self, kubectl: Kubectl, seconds: float = 180) -> None:
+        """Wait until its status says what is wrong, and why it is not Ready; see that there is an event of it."""
+        name = self.body["metadata"]["name"]
+        made = Inference(kubectl, name)
+
+        def reached() -> Object | None:
+            found, ready = made.condition(self.condition), made.condition("Ready")
+            states = [(said.get("status"), said.get("reason")) for said in (found, ready)]
+            told = states == [("False", self.reason)] * 2 and found["message"] in ready["message"]
+            return found if told and all(words in found["message"] for words in self.words) else None
+
+        said = until(f"{name} says so", reached, seconds, lambda: made.status)
+        print(f"{name}: {said['message']}")
+        assert any(said["message"][:40] in line for line in made.events(self.reason))
+        assert made.condition("Serving")["status"] == "False"
+
+
 def layers(status: Object) -> list[str]:
     """The layers of each worker, as the status has them."""
     return [row.get("layers", "") for row in status.get("plan", ())]

@@ -67,7 +67,16 @@ def begin() -> None:
 
 def load(archive_file: Path) -> None:
     """Import an image (docker-archive) into the node."""
-    run("ctr", "-a", state.place() / "containerd.sock", "-n", "k8s.io", "images", "import", archive_file)
+    _images("import", archive_file)
+
+
+def tag(image: str, also: str) -> None:
+    """Give an image of the node another name too."""
+    _images("tag", "--force", image, also)
+
+
+def _images(verb: str, *args: str | Path) -> None:
+    run("ctr", "-a", state.place() / "containerd.sock", "-n", "k8s.io", "images", verb, *args)
 
 
 def _ctr_answers(where: Path) -> bool:

@@ -9,21 +9,25 @@ import signal
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cluster import cgroups
+from cluster import cgroups, kubelet
 from cluster.inference import CLAIM, PROMPT, TOKENS, Inference, layers, sample, small
-from cluster.installed import Operator
+from cluster.installed import Operator, helm, values
 from cluster.kubectl import Kubectl, until
 from cluster.workloads import Cluster, Upload, container, pod_spec, space
+from support.chart import CHART
 from support.drover import MODEL
 
 NAME = "cpu-pvc"
 SOON = 120
 """Seconds from apply to Ready with images present."""
 IDLE = 20
+RUNNING = f"app.kubernetes.io/instance={NAME},app.kubernetes.io/component in (worker,coordinator)"
+"""Pods of the sample that stay: two workers and one coordinator."""
 COMMON = ("-m", f"/models/{MODEL.name}", "--host", "0.0.0.0", "--port", "8080", "-c", "512", "-t", "1", "-fit", "off")
 
 
@@ -248,6 +252,39 @@ def running(made: Inference) -> list[str]:
     """Its pods, but for those of Jobs that have ended."""
     pods = [(name, body) for name, body in made.objects().items() if name.startswith("Pod/")]
     return [name for name, body in pods if body["status"].get("phase") not in ("Succeeded", "Failed")]
+
+
+def test_the_chart_is_upgraded_under_it(
+    cluster: Cluster, operator: Operator, served: Inference, alone: str, tmp_path: Path
+) -> None:
+    """First the operator alone, of which the pods notice nothing; then their image, to which they roll over."""
+    if not cluster.ours:
+        pytest.skip("needs a second name for the image: only on the node that the tests start")
+
+    def pods() -> dict[str, str]:
+        found = served.objects().items()
+        return {name: body["metadata"]["uid"] for name, body in found if name.startswith("Pod/")}
+
+    before, first = pods(), operator.pod["metadata"]["uid"]
+    helm(operator.kubectl, "upgrade", str(CHART), *values(cluster, tmp_path, threads=2))
+    assert operator.pod["metadata"]["uid"] != first
+    served.ready(30)
+    time.sleep(IDLE / 4)
+    assert pods() == before
+
+    newer = replace(cluster, worker_image=f"{cluster.worker_image}-newer")
+    kubelet.tag(cluster.worker_image, newer.worker_image)
+    helm(operator.kubectl, "upgrade", str(CHART), *values(newer, tmp_path))
+    worker = f"{NAME}-cpu-0"
+    until(
+        "the workers are being replaced",
+        lambda: served.kubectl.get("pod", worker)["metadata"]["uid"] not in before.values(),
+    )
+    print(f"image changed to Ready: {served.ready():.1f} s")
+    images = [pod["spec"]["containers"][0]["image"] for pod in served.kubectl.items("pods", RUNNING)]
+    assert images == [newer.worker_image] * 3
+    assert served.status["report"]["bytesUploaded"] == 0
+    assert served.complete() == alone
 
 
 def test_an_operator_killed_at_every_step_arrives_all_the_same(

@@ -5,14 +5,13 @@ All of them stand in one namespace at the same time; what is wrong with each is 
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from cluster.inference import CLAIM, Inference, small
+from cluster.inference import CLAIM, Bad, Inference, small
 from cluster.installed import Operator
-from cluster.kubectl import Kubectl, KubectlError, Object, until
+from cluster.kubectl import Kubectl, KubectlError, Object
 from cluster.workloads import Cluster, Upload, space
 from support.drover import MODEL
 from support.refused_specs import REFUSED, SPEC, UNCHANGEABLE, changed
@@ -26,15 +25,21 @@ def group(**changes: object) -> list[Object]:
     return [made | changes]
 
 
-@dataclass(frozen=True)
-class Bad:
-    """A spec, the condition it ends in, and words of its message."""
-
-    body: Object
-    condition: str
-    reason: str
-    words: tuple[str, ...]
-
+OLDER = """
+import http.server, socketserver, threading
+class Fine(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+class Old(socketserver.BaseRequestHandler):
+    def handle(self):
+        self.request.recv(64)
+        self.request.sendall((28).to_bytes(8, "little") + bytes([7, 0, 0, 0]) + bytes(24))
+threading.Thread(target=http.server.HTTPServer(("", 9090), Fine).serve_forever).start()
+socketserver.ThreadingTCPServer(("", 50052), Old).serve_forever()
+"""
+"""Says that it is well, and speaks ggml RPC 7.0."""
+RUN_OLDER = {"command": ["python", "-c", OLDER]}
 
 BAD = [
     Bad(
@@ -86,6 +91,18 @@ BAD = [
         ("no-class-cpu-0 cannot be placed", "check storageClassName"),
     ),
     Bad(
+        small("another-model", model={"source": f"pvc://{CLAIM}/{MODEL.name}", "sha256": "0" * 64}),
+        "ModelAvailable",
+        "ChecksumMismatch",
+        (f"/models/{MODEL.name} has the SHA-256 ", "and should have 000", "delete the Job another-model-load"),
+    ),
+    Bad(
+        small("older", workers=group(podTemplate={"spec": {"containers": [{"name": "worker", **RUN_OLDER}]}})),
+        "Planned",
+        "ProbeFailed",
+        ("speaks ggml RPC 7.0", "use workers of the operator's own version"),
+    ),
+    Bad(
         small("lopsided", replicas=2, split={"proportions": [1, 0]}),
         "SplitVerified",
         "SplitMismatch",
@@ -118,19 +135,7 @@ def applied(
 @pytest.mark.parametrize("row", BAD, ids=lambda row: row.body["metadata"]["name"])
 def test_it_says_what_is_wrong_and_what_to_do(operator: Operator, applied: Kubectl, row: Bad) -> None:
     """`lopsided` is forced: its spec gives one of two workers no share, and the proof does not let that pass."""
-    name = row.body["metadata"]["name"]
-    made = Inference(applied, name)
-
-    def reached() -> Object | None:
-        found, ready = made.condition(row.condition), made.condition("Ready")
-        states = [(said.get("status"), said.get("reason")) for said in (found, ready)]
-        told = states == [("False", row.reason)] * 2 and found["message"] in ready["message"]
-        return found if told and all(words in found["message"] for words in row.words) else None
-
-    said = until(f"{name} says so", reached, 180, lambda: made.status)
-    print(f"{name}: {said['message']}")
-    assert any(said["message"][:40] in line for line in made.events(row.reason))
-    assert made.condition("Serving")["status"] == "False"
+    row.says(applied)
     assert operator.restarts == 0
     assert "Traceback" not in operator.log
 

@@ -1,6 +1,6 @@
 """Volumes that pods may claim: folders of the node, known to it as local volumes made beforehand.
 
-The default class has many; `drover-tiny` has few, each a file system of 16 MiB: what a full disk looks like.
+The default class has many; `drover-tiny` has few, each a file system of 16 MiB whatever it says: a disk that gets full.
 """
 
 import json
@@ -12,7 +12,7 @@ from cluster.programs import kubectl, run
 
 CLASS, TINY = "drover-local", "drover-tiny"
 COUNT = {CLASS: 64, TINY: 4}
-SIZE = {CLASS: "100Gi", TINY: "16Mi"}
+SIZE = {CLASS: "100Gi", TINY: "1Gi"}
 
 
 def make() -> None:
