@@ -120,7 +120,7 @@ def bad(cluster: Cluster, kubectl: Kubectl, server: str) -> dict[str, Bad]:
             small("no-room", model=model(f"{server}/{LARGE}", tiny)),
             "ModelAvailable",
             "DiskFull",
-            (f"{LARGE} needs ", "16 MiB left", "ask for a larger volume"),
+            (f"{LARGE} needs ", "16.0 MiB left", "ask for a larger volume"),
         ),
     ]
     if not cluster.ours:
