@@ -280,7 +280,7 @@ def test_a_volume_that_is_too_small_for_all_parts(
     usage = shutil.disk_usage(tmp_path)
     free = len(model) - 1001
     monkeypatch.setattr(transfer.shutil, "disk_usage", lambda _: usage._replace(free=free))
-    with pytest.raises(FetchError, match=r"m-00001-of-00002\.gguf and 1 more files need .* left, 1 B too little"):
+    with pytest.raises(FetchError, match=r"m-00001-of-00002\.gguf and 1 more need .* left, 1 B too little"):
         get(files, tmp_path, f"/models/{names[0]}")
     free += 1
     assert get(files, tmp_path, f"/models/{names[0]}").bytes == 2 * len(model)

@@ -42,10 +42,13 @@ def require_room(found: Sequence[Preview], folder: Path) -> None:
     """
     for one in found:
         _sweep(folder, one.remote.name, _path(folder, one))
-    free = shutil.disk_usage(folder).free
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise _local_failure(error, folder, found[0]) from None
     needed = sum(max(0, one.remote.size - _size(_path(folder, one))) for one in found if one.remote.size is not None)
     if needed > free:
-        others = f" and {len(found) - 1} more files need" if len(found) > 1 else " needs"
+        others = f" and {len(found) - 1} more need" if len(found) > 1 else " needs"
         raise FetchError(
             f"{found[0].remote.name}{others} {format_size(needed)} more and {folder} has {format_size(free)} left, "
             f"{format_size(needed - free)} too little: make room, or ask for a larger volume",
