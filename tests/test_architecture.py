@@ -31,7 +31,8 @@ PURE = (
     *(
         f"drover_operator/{name}.py"
         for name in (
-            "crd crd_status desired errors layout managed names observed overrides pods progress status target troubles"
+            "crd crd_status desired errors forecast layout managed names observed overrides pods progress status "
+            "target troubles"
         ).split()
     ),
 )

@@ -1,10 +1,11 @@
 import math
-from itertools import accumulate, combinations_with_replacement
+from itertools import accumulate, combinations_with_replacement, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drover import plan as plans
 from drover.errors import PlanError
 from drover.plan import Plan, Room, Stage, Unit, describe, split, table
 
@@ -170,3 +171,14 @@ def every_cut(count: int, devices: int) -> list[list[int]]:
 
 def fits(sizes: list[int], capacities: list[int], cuts: list[int]) -> bool:
     return all(sum(sizes[cuts[i] : cuts[i + 1]]) <= capacity for i, capacity in enumerate(capacities))
+
+
+def test_units_are_layers_and_the_output_head() -> None:
+    assert plans.units([3, 4, 5]) == [Unit("layer 0", 3), Unit("layer 1", 4), Unit("output", 5)]
+
+
+@given(st.lists(st.integers(0, 3)))
+def test_sizes_in_runs(sizes: list[int]) -> None:
+    runs = plans.packed(sizes)
+    assert plans.unpacked(runs) == sizes
+    assert all(here[0] != after[0] for here, after in pairwise(runs))

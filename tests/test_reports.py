@@ -7,7 +7,7 @@ import pytest
 
 from drover import errors, reports
 from drover.errors import DroverError, FetchError
-from drover.reports import FetchReport, LoadReport, ModelFacts, StageReport
+from drover.reports import FetchReport, HeaderReport, LoadReport, ModelFacts, StageReport
 
 STAGE = StageReport("worker-0.worker.default:50052", 0, "0-15 + output", 10**10, 10**11, 9 * 10**10, 10**9, 10**6)
 
@@ -54,6 +54,31 @@ def test_the_schema_of_a_fetch_report() -> None:
         "architecture": None,
         "layers": None,
     }
+
+
+def test_the_schema_of_a_header_report() -> None:
+    report = HeaderReport(True, "HeaderRead", "fine", 100, "ab", "llama", 6, ((10, 6), (7, 1)), 5)
+    assert json.loads(reports.encode(report)) == {
+        "ok": True,
+        "reason": "HeaderRead",
+        "message": "fine",
+        "bytes": 100,
+        "sha256": "ab",
+        "architecture": "llama",
+        "layers": 6,
+        "units": [[10, 6], [7, 1]],
+        "reserve": 5,
+    }
+
+
+@pytest.mark.parametrize(("count", "kept"), [(131, True), (400, False)])
+def test_the_units_of_a_model_are_reported_all_or_none(count: int, kept: bool) -> None:
+    """Of 130 layers no two are alike here, and the text is long."""
+    units = tuple((10**10 + number, 1) for number in range(count))
+    line = reports.encode(HeaderReport(True, "HeaderRead", "é" * 2000, 10**12, "a" * 64, "llama", count, units, 10**10))
+    assert len(line.encode()) <= reports.MAX_BYTES
+    found = json.loads(line)["units"]
+    assert found == ([list(run) for run in units] if kept else None)
 
 
 @pytest.mark.parametrize(

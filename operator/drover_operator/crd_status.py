@@ -44,8 +44,8 @@ _STAGE = _object(
     ["worker", "device"],
     worker=_said(_TEXT, "The pod."),
     device=_said(_TEXT, "Its device."),
-    layers=_said(_TEXT, "Which layers, e.g. 0-15, once they are loaded."),
-    bytes=_said(_COUNT, "Bytes of weights and KV cache on it."),
+    layers=_said(_TEXT, "Which layers, e.g. 0-15: foreseen from the model's header, then as they were loaded."),
+    bytes=_said(_COUNT, "Bytes of weights and KV cache on it, foreseen and then found."),
     proportion=_said(_NUMBER, "Its share, in the same measure as the others'."),
 )
 
@@ -84,6 +84,25 @@ _MODEL = _object(
     message=_said(_TEXT, "What is worth knowing about it."),
 )
 
+_HEADER = _object(
+    "What the head of the model's file said before the model was downloaded.",
+    of=_said(_TEXT, "Hash of its source, and of the settings that decide how much memory it takes."),
+    bytes=_said(_COUNT, "Bytes of all its files."),
+    architecture=_said(_TEXT, "Its architecture."),
+    layers=_said(_COUNT, "How many layers it has."),
+    units={
+        "type": "array",
+        "description": "What cannot be cut, the layers with their KV cache and the output head, in runs of equal size.",
+        "items": {
+            "type": "array",
+            "description": "Bytes of a unit, and how many such units follow one another.",
+            "items": _COUNT,
+        },
+    },
+    reserve=_said(_COUNT, "Bytes that are kept free on every device to compute with."),
+    message=_said(_TEXT, "The same in words."),
+)
+
 _FAILURES = _object(
     "How often the load Job has failed in a row; too often, and it waits for a change of the spec.",
     of=_said(_TEXT, "Hash of model, plan and images."),
@@ -106,6 +125,7 @@ STATUS: dict[str, Any] = _object(
     endpoints=_ENDPOINTS,
     plan={"type": "array", "description": "What lies where, in the order of the devices.", "items": _STAGE},
     report=_REPORT,
+    header=_HEADER,
     model=_MODEL,
     loadFailures=_FAILURES,
 )

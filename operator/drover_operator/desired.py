@@ -21,6 +21,8 @@ LOAD_SECONDS = 4 * 3600
 class Stage:
     """How far a cluster has come, as far as manifests depend on it."""
 
+    reads: str | None = None
+    """Hash of what a Job is to read the model's head for; None for no Job."""
     fetches: str | None = None
     """Hash of the download that a Job is to do; None for no Job."""
     layout: Layout | None = None
@@ -29,6 +31,8 @@ class Stage:
     """Where the model lies on its volume."""
     loads: str = ""
     """Hash of model, plan and workers."""
+    expect: str = ""
+    """Layers that the load must find on each worker, as `drover load --expect` takes them."""
     load: bool = False
     """Whether the load Job is to be there."""
     serve: bool = False
@@ -40,6 +44,8 @@ def objects(target: Target, stage: Stage) -> list[Manifest]:
     made = [manifest for group in target.spec.workers for manifest in _group(target, group)]
     if target.spec.model.scheme != "pvc":
         made.append(_model_claim(target))
+    if stage.reads:
+        made.append(_header_job(target, stage.reads))
     if stage.fetches:
         made.append(_fetch_job(target, stage.fetches))
     if stage.layout:
@@ -62,7 +68,7 @@ def expected(target: Target) -> set[tuple[str, str]]:
     found = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in made}
     found |= {("Job", names.load(name)), ("ConfigMap", names.plan(name))}
     if target.spec.model.scheme != "pvc":
-        found |= {("Job", names.fetch(name)), ("PersistentVolumeClaim", names.model(name))}
+        found |= {("Job", names.header(name)), ("Job", names.fetch(name)), ("PersistentVolumeClaim", names.model(name))}
     if target.spec.serving.enabled:
         found |= {("Deployment", name), ("Service", name)}
     return found
@@ -173,6 +179,13 @@ def _model_claim(target: Target) -> Manifest:
     return _object(target, "v1", "PersistentVolumeClaim", names.model(target.name), names.FETCH, spec=spec)
 
 
+def _header_job(target: Target, reads: str) -> Manifest:
+    spec = _job(pods.header(target), FETCH_TRIES)
+    made = _object(target, "batch/v1", "Job", names.header(target.name), names.HEADER, spec=spec)
+    made["metadata"]["annotations"] = {names.READS: reads}
+    return made
+
+
 def _fetch_job(target: Target, fetches: str) -> Manifest:
     spec = _job(pods.fetch(target), FETCH_TRIES)
     made = _object(target, "batch/v1", "Job", names.fetch(target.name), names.FETCH, spec=spec)
@@ -181,7 +194,8 @@ def _fetch_job(target: Target, fetches: str) -> Manifest:
 
 
 def _load_job(target: Target, layout: Layout, stage: Stage) -> Manifest:
-    spec = _job(pods.load(target, layout, stage.file), LOAD_TRIES) | {"activeDeadlineSeconds": LOAD_SECONDS}
+    template = pods.load(target, layout, stage.file, stage.expect)
+    spec = _job(template, LOAD_TRIES) | {"activeDeadlineSeconds": LOAD_SECONDS}
     made = _object(target, "batch/v1", "Job", names.load(target.name), names.LOAD, spec=spec)
     made["metadata"]["annotations"] = {names.LOADS: stage.loads}
     return made

@@ -31,13 +31,17 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One device of one worker: what it offers, in bytes, and its proportion of the layers."""
+    """One device of one worker: what it offers, in bytes, and its proportion of the layers.
+
+    `basis` is what it offered when its proportion was chosen, if it offers something else since.
+    """
 
     worker: str
     device: str
     endpoint: str
     total: int
     proportion: float = 0.0
+    basis: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class Layout:
 
     def to_json(self) -> str:
         """For the ConfigMap."""
-        shares = [asdict(share) for share in self.shares]
+        shares = [{name: part for name, part in asdict(share).items() if part is not None} for share in self.shares]
         return json.dumps({"shares": shares, "pods": dict(self.pods), "explicit": self.explicit}, indent=1)
 
 
@@ -127,7 +131,7 @@ def of(
         raise PlanError("no worker offers any memory; give spec.workers[].memory, or nodes that have some")
     known = tuple(pods.items())
     if given is None and before is not None and not before.explicit and _about_the_same(before.shares, devices):
-        return replace(before, pods=known)
+        return replace(before, shares=tuple(map(_still, before.shares, devices)), pods=known)
     shares = given if given is not None else [round(device.total / GIB, 2) or LEAST for device in devices]
     placed = (replace(device, proportion=float(share)) for device, share in zip(devices, shares, strict=True))
     return Layout(tuple(placed), known, given is not None)
@@ -144,7 +148,17 @@ def is_for(layout: Layout, spec: Spec, places: Sequence[Seat]) -> bool:
 def _about_the_same(before: Sequence[Share], now: Sequence[Share]) -> bool:
     if [(old.worker, old.device, old.endpoint) for old in before] != [(s.worker, s.device, s.endpoint) for s in now]:
         return False
-    return all(abs(old.total - new.total) <= NEARLY * old.total for old, new in zip(before, now, strict=True))
+    return all(abs(_basis(old) - new.total) <= NEARLY * _basis(old) for old, new in zip(before, now, strict=True))
+
+
+def _still(before: Share, now: Share) -> Share:
+    """The share of a device that offers about what it did."""
+    basis = _basis(before)
+    return replace(before, total=now.total, basis=None if basis == now.total else basis)
+
+
+def _basis(share: Share) -> int:
+    return share.total if share.basis is None else share.basis
 
 
 def _device(seat: Seat, index: int, count: int) -> str:

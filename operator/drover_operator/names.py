@@ -18,10 +18,14 @@ LOADS = "drover.dev/loads"
 FETCHES = "drover.dev/fetches"
 """Annotation of the fetch Job: hash of the source."""
 
+READS = "drover.dev/reads"
+"""Annotation of the header Job: hash of the source, and of the settings that decide how much memory the model takes."""
+
 COORDINATOR = "coordinator"
 WORKER = "worker"
 LOAD = "load"
 FETCH = "fetch"
+HEADER = "header"
 OPERATOR = "operator"
 
 _NAME = "app.kubernetes.io/name"
@@ -54,6 +58,11 @@ def model(cluster: str) -> str:
 def fetch(cluster: str) -> str:
     """The Job that downloads the model."""
     return f"{cluster}-fetch"
+
+
+def header(cluster: str) -> str:
+    """The Job that reads the head of the model before it is downloaded."""
+    return f"{cluster}-header"
 
 
 def plan(cluster: str) -> str:

@@ -46,8 +46,10 @@ class Facts:
     workers: tuple[Worker, ...] = ()
     settled: bool = False
     """Every StatefulSet runs its current pods, all ready and no others."""
+    header: Job | None = None
     fetch: Job | None = None
     load: Job | None = None
+    header_pods: int = 0
     fetch_pods: int = 0
     load_pods: int = 0
     """Pods of Jobs that may still act."""
@@ -80,8 +82,10 @@ def read(target: Target, objects: Iterable[Manifest], claim: Manifest | None = N
     return Facts(
         workers=workers,
         settled=all(_settled(target, group.name, group.replicas, by_name) for group in target.spec.workers),
+        header=_job(by_name.get(("Job", names.header(target.name))), names.READS, alive),
         fetch=_job(by_name.get(("Job", names.fetch(target.name))), names.FETCHES, alive),
         load=_job(by_name.get(("Job", names.load(target.name))), names.LOADS, alive),
+        header_pods=sum(_component(pod) == names.HEADER and not _ended(pod) for pod in alive),
         fetch_pods=sum(_component(pod) == names.FETCH and not _ended(pod) for pod in alive),
         load_pods=sum(_component(pod) == names.LOAD and not _ended(pod) for pod in alive),
         coordinators=len(coordinators),

@@ -1,4 +1,4 @@
-"""Pod templates of workers, coordinators and the fetch Job. Pure.
+"""Pod templates of workers, coordinators and of the Jobs for the model. Pure.
 
 Every pod is admitted by the `restricted` Pod Security level: no root, no capabilities, a read-only root file system,
 the runtime's seccomp profile; and none has a service account token.
@@ -7,7 +7,7 @@ the runtime's seccomp profile; and none has a service account token.
 from collections.abc import Sequence
 from typing import Any
 
-from drover.spec import EnvVar, Model, Resources, Size, WorkerGroup
+from drover.spec import EnvVar, Model, Resources, Size, Spec, WorkerGroup
 from drover_operator import names
 from drover_operator.layout import Layout
 from drover_operator.overrides import merged
@@ -86,10 +86,11 @@ def serving(target: Target, layout: Layout, file: str, loads: str) -> Manifest:
     }
 
 
-def load(target: Target, layout: Layout, file: str) -> Manifest:
-    """The pod that loads the model into the workers and proves the split."""
+def load(target: Target, layout: Layout, file: str, expect: str = "") -> Manifest:
+    """The pod that loads the model into the workers and proves the split; `expect` are the layers planned for each."""
     model = target.spec.model
     arguments = ["load", *_coordinator_arguments(target, layout, file)]
+    arguments += ["--expect", expect] if expect else []
     if model.scheme == "pvc" and model.sha256:  # what is downloaded was checked when it was
         arguments += ["--sha256", model.sha256]
     arguments += ["--report", REPORT, "--log-format", "json"]
@@ -100,13 +101,25 @@ def load(target: Target, layout: Layout, file: str) -> Manifest:
     return {"metadata": {"labels": names.labels(target.name, names.LOAD)}, "spec": spec}
 
 
+def header(target: Target) -> Manifest:
+    """The pod that reads the head of the model at its source; it needs no volume for that."""
+    return _source_pod(target, names.HEADER, ["--header-only", *_memory_arguments(target.spec)])
+
+
 def fetch(target: Target) -> Manifest:
     """The pod that downloads the model."""
+    made = _source_pod(target, names.FETCH, ["--into", MODELS], _model_volume(target))
+    made["spec"]["containers"][0]["volumeMounts"].append({"name": "models", "mountPath": MODELS})
+    return made
+
+
+def _source_pod(target: Target, component: str, how: Sequence[str], *others: Manifest) -> Manifest:
+    """A pod that asks the model's source, with the token for it, and other volumes."""
     model = target.spec.model
-    arguments = ["fetch", model.source, "--into", MODELS]
+    arguments = ["fetch", model.source, *how]
     arguments += ["--sha256", model.sha256] if model.sha256 else []
-    volumes = [_model_volume(target)]
-    container = _container("fetch", target.serving_image, arguments)
+    volumes = [*others]
+    container = _container(component, target.serving_image, arguments)
     if model.secret_ref:
         container["args"] += ["--token-file", f"{TOKEN_FOLDER}/token"]
         container["volumeMounts"].append(_mount("token", TOKEN_FOLDER))
@@ -118,9 +131,8 @@ def fetch(target: Target) -> Manifest:
         item = {"key": ca.key, "path": "ca.crt"}
         volumes.append({"name": "ca", "configMap": {"name": ca.name, "items": [item]}})
     container["args"] += ["--report", REPORT]
-    container["volumeMounts"].append({"name": "models", "mountPath": MODELS})
     spec = _pod(target, container, [_scratch("cache"), *volumes]) | {"restartPolicy": "Never"}
-    return {"metadata": {"labels": names.labels(target.name, names.FETCH)}, "spec": spec}
+    return {"metadata": {"labels": names.labels(target.name, component)}, "spec": spec}
 
 
 def model_claim(model: Model, cluster: str) -> tuple[str, str]:
@@ -154,9 +166,13 @@ def _worker_arguments(group: WorkerGroup) -> list[str]:
 
 
 def _coordinator_arguments(target: Target, layout: Layout, file: str) -> list[str]:
-    spec = target.spec
-    arguments = [f"{MODELS}/{file}", "--rpc", ",".join(layout.endpoints), "--tensor-split", layout.proportions]
-    arguments += ["--ctx-size", str(spec.context)] if spec.context else []
+    workers = ["--rpc", ",".join(layout.endpoints), "--tensor-split", layout.proportions]
+    return [f"{MODELS}/{file}", *workers, *_memory_arguments(target.spec)]
+
+
+def _memory_arguments(spec: Spec) -> list[str]:
+    """What decides how much memory a model takes."""
+    arguments = ["--ctx-size", str(spec.context)] if spec.context else []
     arguments += ["--parallel", str(spec.parallel)]
     return [*arguments, "--cache-type-k", spec.cache_types.k, "--cache-type-v", spec.cache_types.v]
 

@@ -1,18 +1,20 @@
 """How far an InferenceCluster has come, and what is next: spec, facts and what the status remembers. Pure.
 
-One thing after another: workers, the model, the plan, the load Job, serving. A plan is in force alone: before the
-load Job starts, whoever serves under an older plan is stopped. What a Job found out is remembered in the status, so
-that neither the Job nor its pod has to stay.
+One thing after another: workers, the model's header and then the model, the plan, the load Job, serving. A model that
+is known not to fit is not downloaded. A plan is in force alone: before the load Job starts, whoever serves under an
+older plan is stopped. What a Job found out is remembered in the status, so that neither the Job nor its pod has to
+stay.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from drover_operator import forecast, names, pods
 from drover_operator import layout as layouts
-from drover_operator import names, pods
 from drover_operator.desired import Stage
+from drover_operator.forecast import Forecast
 from drover_operator.layout import Layout
 from drover_operator.observed import Facts, Job
 from drover_operator.target import Target
@@ -59,6 +61,7 @@ class Progress:
     plan_trouble: Trouble | None = None
     failures: Failures | None = None
     stale_jobs: tuple[str, ...] = ()
+    forecast: Forecast = field(default_factory=Forecast)
     again: float | None = None
     """Seconds after which to look again though nothing changes."""
 
@@ -97,16 +100,18 @@ def of(
 ) -> Progress:
     """What is next; `before` is the status as it stands, `layout` the plan for the workers as they are."""
     model, fetches = _model(target, facts, before)
+    foreseen = forecast.of(target, facts.header, layout, before, model.bytes or 0 if model else None)
     loads, base = _hashes(target, layout, fetches)
     report = _report(facts.load, loads, before)
     failures = _failures(facts.load, report, loads, base, before, now)
     pause = _pause(failures, base, now)
     retry = _transient(report) and failures is not None and pause == 0
-    stale = _stale(target, facts, fetches, "again" if retry else loads)
+    stale = _stale(target, facts, foreseen, fetches, "again" if retry else loads)
     start = (
         model is not None
         and layout is not None
         and report is None
+        and not foreseen.shortage
         and not target.spec.suspend
         and dict(layout.pods) == identity(facts)
         and facts.settled
@@ -114,15 +119,17 @@ def of(
         and pause == 0
     )
     stage = Stage(
-        fetches=fetches if _fetch_wanted(target, facts, model) else None,
+        reads=foreseen.asks if _header_wanted(target, facts, foreseen, model) else None,
+        fetches=fetches if _fetch_wanted(target, facts, foreseen, model) else None,
         layout=layout,
         file=model.file if model else "",
         loads=loads,
+        expect=foreseen.expect,
         load=start,
         serve=bool(report and report.get("ok")),
     )
     again = pause if 0 < pause < NEVER and (report is None or _transient(report)) else None
-    return Progress(stage, model, fetches, loads, report, trouble, failures, stale, again)
+    return Progress(stage, model, fetches, loads, report, trouble, failures, stale, foreseen, again)
 
 
 def _model(target: Target, facts: Facts, before: Remembered) -> tuple[Model | None, str]:
@@ -143,10 +150,17 @@ def _model(target: Target, facts: Facts, before: Remembered) -> tuple[Model | No
     return None, fetches
 
 
-def _fetch_wanted(target: Target, facts: Facts, model: Model | None) -> bool:
-    """A new fetch Job: nothing was downloaded, none is there, and nothing of an older one still writes."""
+def _header_wanted(target: Target, facts: Facts, foreseen: Forecast, model: Model | None) -> bool:
+    """A new header Job: nothing was downloaded, nothing is known of it, and nobody is asking."""
+    idle = facts.header is None and facts.header_pods == 0
+    unknown = bool(foreseen.asks) and foreseen.header is None
+    return unknown and model is None and idle and not target.spec.suspend
+
+
+def _fetch_wanted(target: Target, facts: Facts, foreseen: Forecast, model: Model | None) -> bool:
+    """A new fetch Job: nothing was downloaded, it may fit, none is there, and nothing of an older one still writes."""
     idle = facts.fetch is None and facts.fetch_pods == 0
-    return target.spec.model.scheme != "pvc" and model is None and idle and not target.spec.suspend
+    return foreseen.fits and model is None and idle and not target.spec.suspend
 
 
 def _hashes(target: Target, layout: Layout | None, fetches: str) -> tuple[str, str]:
@@ -212,11 +226,14 @@ def _transient(report: Remembered | None) -> bool:
     return bool(report and not report.get("ok") and report.get("reason") in TRANSIENT)
 
 
-def _stale(target: Target, facts: Facts, fetches: str, loads: str) -> tuple[str, ...]:
-    """Jobs about something else than what is wanted, and those that may not run while all is suspended."""
+def _stale(target: Target, facts: Facts, foreseen: Forecast, fetches: str, loads: str) -> tuple[str, ...]:
+    """Jobs about something else than what is wanted, a download of what does not fit, and what runs while suspended."""
     found = []
+    downloading = facts.fetch is not None and facts.fetch.state == "running"
+    useless = downloading and bool(foreseen.volume_shortage or foreseen.shortage)
     for name, job, wanted in (
-        (names.fetch(target.name), facts.fetch, fetches if target.spec.model.scheme != "pvc" else "none"),
+        (names.header(target.name), facts.header, foreseen.asks or "none"),
+        (names.fetch(target.name), facts.fetch, fetches if foreseen.asks and not useless else "none"),
         (names.load(target.name), facts.load, loads),
     ):
         if job is None or job.terminating:

@@ -5,7 +5,7 @@ the status of a cluster in which nothing happens stays the same to the letter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from drover_operator import layout as layouts
 from drover_operator import names, pods
 from drover_operator.crd_status import STATUS
 from drover_operator.layout import Layout
-from drover_operator.observed import Facts
+from drover_operator.observed import Facts, Job
 from drover_operator.progress import MOST_FAILURES, Progress, stamp
 from drover_operator.target import Target
 
@@ -62,9 +62,12 @@ def of(
         "endpoints": _endpoints(target, facts, layout),
     }
     if layout is not None:
-        made["plan"] = _plan(layout, progress.report)
+        made["plan"] = _plan(layout, progress)
     if progress.report is not None:
         made["report"] = {name: progress.report[name] for name in REPORTED if progress.report.get(name) is not None}
+    if progress.forecast.header is not None:
+        header = progress.forecast.header
+        made["header"] = asdict(header) | {"units": [list(run) for run in header.units]}
     if progress.model is not None and target.spec.model.scheme != "pvc":
         model = progress.model
         facts_of = {"of": model.of, "file": model.file, "bytes": model.bytes, "message": model.message}
@@ -148,20 +151,37 @@ def _model_available(view: View) -> Said:
     claim, _ = pods.model_claim(view.target.spec.model, view.target.name)
     if view.target.spec.model.scheme == "pvc":
         return Said("False", "ClaimMissing", f"there is no usable claim {claim}: make it, with the model on it")
-    job = facts.fetch
-    if job is None or job.of != view.progress.fetches:
-        reason = "Suspended" if view.target.spec.suspend else "Waiting"
-        return Said("False", reason, "the download has not begun")
+    if facts.fetch is None or facts.fetch.of != view.progress.fetches:
+        return _before_the_download(view)
+    source = view.target.spec.model.source
+    return _asking(facts.fetch, names.fetch(view.target.name), f"{source} is being downloaded")
+
+
+def _before_the_download(view: View) -> Said:
+    job, foreseen = view.facts.header, view.progress.forecast
+    if view.target.spec.suspend:
+        return Said("False", "Suspended", "the download has not begun")
+    if foreseen.volume_shortage:
+        return Said("False", "VolumeTooSmall", foreseen.volume_shortage)
+    if foreseen.shortage:
+        return Said("False", "Waiting", "the download waits until the workers have room for the model")
+    if foreseen.header is None and job is not None and job.of == foreseen.asks:
+        source = view.target.spec.model.source
+        return _asking(job, names.header(view.target.name), f"the head of {source} is being read")
+    return Said("False", "Waiting", "the download has not begun")
+
+
+def _asking(job: Job, name: str, doing: str) -> Said:
+    """What is said of a Job that asks the model's source, until what it was to do is done."""
     if job.state == "failed":
-        name = names.fetch(view.target.name)
         why = (job.report or {}).get("reason") or "FetchFailed"
         return Said("False", why, f"{job.message}; to try again, change the spec or delete the Job {name}")
     if job.state == "succeeded":
-        return Said("False", "FetchFailed", f"the Job {names.fetch(view.target.name)} left no report; delete it")
+        return Said("False", "FetchFailed", f"the Job {name} left no report; delete it")
     if job.trouble:
         return Said("False", job.trouble.reason, job.trouble.message)
     last = f"; the last attempt said: {job.message}" if job.message else ""
-    return Said("False", "Fetching", f"{view.target.spec.model.source} is being downloaded; see the Job's log{last}")
+    return Said("False", "Fetching", f"{doing}; see the Job's log{last}")
 
 
 UNREADABLE = ("ModelUnreadable", "ChecksumMismatch")
@@ -180,6 +200,8 @@ def _planned(view: View) -> Said:
         return Said("False", "WaitingForWorkers", "workers are asked for their memory once all are ready")
     if report and report.get("reason") in UNPLANNABLE:
         return Said("False", str(report["reason"]), str(report.get("message", "")))
+    if not report and view.progress.forecast.shortage:
+        return Said("False", "DoesNotFit", view.progress.forecast.shortage)
     how = "as spec.split says" if layout.explicit else "by memory"
     return Said("True", "Planned", f"layers are shared out {how}: {layout.proportions}")
 
@@ -311,12 +333,14 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _plan(layout: Layout, report: Mapping[str, Any] | None) -> list[Status]:
-    """The shares, and what the load Job says lies on each."""
-    stages = {(stage.get("worker"), stage.get("device", 0)): stage for stage in (report or {}).get("stages") or ()}
+def _plan(layout: Layout, progress: Progress) -> list[Status]:
+    """The shares, and what lies on each: as the load Job says, else as the model's header foretells."""
+    report = progress.report or {}
+    stages = {(stage.get("worker"), stage.get("device", 0)): stage for stage in report.get("stages") or ()}
+    foreseen = [{"layers": layers, "bytes": size} if size else {} for layers, size in progress.forecast.rows]
     rows, counts = [], dict.fromkeys(layout.endpoints, 0)
-    for share in layout.shares:
-        stage = stages.get((share.endpoint, counts[share.endpoint]), {})
+    for index, share in enumerate(layout.shares):
+        stage = stages.get((share.endpoint, counts[share.endpoint])) or (foreseen[index] if foreseen else {})
         counts[share.endpoint] += 1
         row = {"worker": share.worker, "device": share.device, "proportion": share.proportion}
         rows.append(row | {name: stage[name] for name in ("layers", "bytes") if stage.get(name) is not None})

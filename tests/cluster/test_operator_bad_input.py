@@ -64,7 +64,7 @@ BAD = [
         small("no-host", model={"source": "https://nothing.invalid/m.gguf", "storage": {"size": "1GiB"}}),
         "ModelAvailable",
         "Fetching",
-        ("https://nothing.invalid/m.gguf is being downloaded", "the last attempt said: "),
+        ("the head of https://nothing.invalid/m.gguf is being read", "the last attempt said: "),
     ),
     Bad(
         small("too-large", memory="2MiB"),

@@ -266,6 +266,28 @@ def test_a_volume_that_is_too_small(files: Files, tmp_path: Path, monkeypatch: p
     assert files.downloads(PATH) == []
 
 
+def test_a_volume_that_is_too_small_for_all_parts(
+    files: Files, model: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is said before the first of them is downloaded; what has come already counts as there."""
+    names = [f"m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    files.content |= {f"/models/{name}": model for name in names}
+    files.cut[f"/models/{names[1]}"] = [1000, *[0] * 5]
+    with pytest.raises(FetchError, match="the connection ended early"):
+        get(files, tmp_path, f"/models/{names[0]}")
+    assert there(tmp_path) == set()
+    files.asked.clear()
+    usage = shutil.disk_usage(tmp_path)
+    free = len(model) - 1001
+    monkeypatch.setattr(transfer.shutil, "disk_usage", lambda _: usage._replace(free=free))
+    with pytest.raises(FetchError, match=r"m-00001-of-00002\.gguf and 1 more need .* left, 1 B too little"):
+        get(files, tmp_path, f"/models/{names[0]}")
+    free += 1
+    assert get(files, tmp_path, f"/models/{names[0]}").bytes == 2 * len(model)
+    assert [files.downloads(f"/models/{name}") for name in names] == [[], ["bytes=1000-"]]
+    assert there(tmp_path) == set(names)
+
+
 def test_a_volume_that_fills_up(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

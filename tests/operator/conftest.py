@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from support.operator_world import FETCHED, LOADED, World, body
+from support.operator_world import FETCHED, HEADER, LOADED, World, body
 
 
 @pytest.fixture(autouse=True)
@@ -16,5 +16,5 @@ def _quiet() -> Iterator[None]:
 def world() -> World:
     made = World()
     made.api.create(body())
-    made.api.ends = {"herd-fetch": (0, FETCHED), "herd-load": (0, LOADED)}
+    made.api.ends = {"herd-header": (0, HEADER), "herd-fetch": (0, FETCHED), "herd-load": (0, LOADED)}
     return made

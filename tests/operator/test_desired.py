@@ -28,8 +28,8 @@ def far(wanted: target.Target, **changes: Any) -> Stage:
     places = layout.seats(wanted.spec, wanted.name, wanted.namespace)
     counts = {seat.worker: [GIB] * (2 if seat.device == "cuda" else 1) for seat in places}
     found = layout.of(wanted.spec, places, counts, {seat.worker: f"uid-{seat.worker}" for seat in places})
-    stage = {"fetches": "f" * 16, "layout": found, "file": "m.gguf", "loads": "1" * 16, "load": True, "serve": True}
-    return Stage(**(stage | changes))
+    stage = {"layout": found, "file": "m.gguf", "loads": "1" * 16, "load": True, "serve": True}
+    return Stage(**({"reads": "h" * 16, "fetches": "f" * 16} | stage | changes))
 
 
 WHOLE = yaml.safe_load((HERE / "live/cluster.yaml").read_text())["spec"]
@@ -55,7 +55,7 @@ def test_snapshots(name: str) -> None:
     wanted = cluster(**SPECS[name])
     stage = far(wanted, file="llama/m.gguf" if name == "on_a_claim" else "m.gguf")
     if name == "on_a_claim":
-        stage = far(wanted, file="llama/m.gguf", fetches=None)
+        stage = far(wanted, file="llama/m.gguf", reads=None, fetches=None)
     made = yaml.safe_dump_all(json.loads(json.dumps(desired.objects(wanted, stage))), sort_keys=False, width=120)
     path = HERE / f"snapshots/{name}.yaml"
     if not path.exists():
@@ -123,7 +123,7 @@ def test_all_that_is_made_is_expected(name: str) -> None:
     """What is not expected is deleted as a left-over."""
     wanted = cluster(**SPECS[name])
     made = {(part["kind"], part["metadata"]["name"]) for part in desired.objects(wanted, far(wanted))}
-    assert made - {("Job", "herd-fetch")} <= desired.expected(wanted)
+    assert made - {("Job", "herd-header"), ("Job", "herd-fetch")} <= desired.expected(wanted)
 
 
 def test_the_same_spec_gives_the_same_hashes() -> None:
@@ -183,6 +183,29 @@ def arguments(kind: str, name: str, stage: dict[str, Any] | None = None, **spec:
             ),
         ),
         (
+            "Job",
+            "herd-header",
+            {
+                "model": {"source": "hf://a/b/c.gguf", "sha256": "0" * 64, "storage": {"size": "1Gi"}},
+                "context": 128,
+                "parallel": 2,
+                "cacheTypes": {"k": "q8_0"},
+            },
+            (
+                "fetch hf://a/b/c.gguf --header-only --ctx-size 128 --parallel 2 --cache-type-k q8_0 "
+                f"--cache-type-v f16 --sha256 {'0' * 64} --report /dev/termination-log"
+            ),
+        ),
+        (
+            "Job",
+            "herd-header",
+            {"model": {"source": "ollama://a:b", "storage": {"size": "1Gi"}, "secretRef": {"name": "s"}}},
+            (
+                "fetch ollama://a:b --header-only --parallel 1 --cache-type-k f16 --cache-type-v f16 "
+                "--token-file /etc/drover/token/token --report /dev/termination-log"
+            ),
+        ),
+        (
             "Deployment",
             "herd",
             {"workers": [{"name": "w"}], "serving": {"port": 80, "apiKeySecretRef": {"name": "s", "key": "k"}}},
@@ -202,6 +225,12 @@ def arguments(kind: str, name: str, stage: dict[str, Any] | None = None, **spec:
 )
 def test_commands_in_pods(kind: str, name: str, spec: dict[str, Any], line: str) -> None:
     assert " ".join(arguments(kind, name, **spec)) == line
+
+
+def test_the_load_is_told_what_was_planned() -> None:
+    words = arguments("Job", "herd-load", {"expect": '{"w:1":[0,3]}'})
+    assert words[words.index("--expect") + 1] == '{"w:1":[0,3]}'
+    assert "--expect" not in arguments("Job", "herd-load")
 
 
 @pytest.mark.parametrize(
@@ -233,14 +262,16 @@ def test_a_user_cannot_take_the_labels_that_select_a_pod_away() -> None:
     ("stage", "kinds"),
     [
         (Stage(), []),
+        (Stage(reads="a"), ["Job herd-header"]),
         (Stage(fetches="a"), ["Job herd-fetch"]),
-        ({"load": False, "fetches": None, "file": ""}, ["ConfigMap herd-plan"]),
-        ({"load": False, "fetches": None, "serve": False}, ["ConfigMap herd-plan", "Deployment herd"]),
+        ({"load": False, "file": ""}, ["ConfigMap herd-plan"]),
+        ({"load": False, "serve": False}, ["ConfigMap herd-plan", "Deployment herd"]),
     ],
 )
 def test_one_thing_after_another(stage: Stage | dict[str, Any], kinds: list[str]) -> None:
     wanted = cluster()
-    made = desired.objects(wanted, stage if isinstance(stage, Stage) else far(wanted, **stage))
+    given = stage if isinstance(stage, Stage) else far(wanted, reads=None, fetches=None, **stage)
+    made = desired.objects(wanted, given)
     found = [f"{part['kind']} {part['metadata']['name']}" for part in made]
     assert [name for name in found if name.split()[0] in ("Job", "ConfigMap", "Deployment")] == kinds
 

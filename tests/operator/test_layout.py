@@ -83,7 +83,16 @@ def test_a_layout_stays_while_memory_is_about_the_same(
 ) -> None:
     first = made(spec(), *([size * GIB for size in sizes] for sizes in before))
     second = made(spec(), *([size * GIB for size in sizes] for sizes in now), before=first)
-    assert (second.shares == first.shares) is stays
+    assert (second.proportions == first.proportions) is stays
+    assert [share.total for share in second.shares] == [size * GIB for sizes in now for size in sizes]
+
+
+def test_a_layout_does_not_drift_away_from_the_memory_that_it_was_made_for() -> None:
+    found = made(spec(), [100 * GIB], [100 * GIB])
+    for size, stays in ((96, True), (104, True), (100, True), (95, True), (94, False)):
+        found = made(spec(), [size * GIB], [100 * GIB], before=found)
+        assert (found.proportions == "100,100") is stays
+        assert layout.from_json(found.to_json()) == found
 
 
 def test_it_survives_publication() -> None:

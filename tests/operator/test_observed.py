@@ -109,12 +109,15 @@ def test_pods_that_may_still_act() -> None:
     objects = [
         pod("herd-load-a", "load", phase="Succeeded"),
         pod("herd-load-b", "load"),
+        pod("herd-header-a", "header"),
+        pod("herd-header-b", "header", phase="Failed"),
         pod("herd-fetch-a", "fetch", phase="Pending"),
         pod("herd-1", "coordinator"),
         pod("herd-2", "coordinator", conditions=[]),
         pod("herd-3", "coordinator", phase="Failed"),
     ]
     facts = observed.read(TARGET, objects)
+    assert facts.header_pods == 1
     assert (facts.load_pods, facts.fetch_pods, facts.coordinators, facts.serving_ready) == (1, 1, 2, 1)
 
 

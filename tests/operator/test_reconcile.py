@@ -10,7 +10,7 @@ from drover.errors import WorkerError
 from drover_operator.mirror import Mirrored
 from drover_operator.reconcile import reconcile
 from support.fake_kubernetes import FakeKubernetes, PowerCutError
-from support.operator_world import DEFAULTS, FETCHED, LOADED, World, body
+from support.operator_world import DEFAULTS, FETCHED, HEADER, LOADED, World, body
 
 CONDITIONS = ("WorkersReady", "ModelAvailable", "Planned", "SplitVerified", "Serving", "Ready")
 
@@ -29,6 +29,7 @@ def test_from_nothing_to_ready(world: World) -> None:
         ("PodDisruptionBudget", "herd-w"),
         ("NetworkPolicy", "herd-w"),
         ("PersistentVolumeClaim", "herd-model"),
+        ("Job", "herd-header"),
         ("Job", "herd-fetch"),
         ("ConfigMap", "herd-plan"),
         ("Job", "herd-load"),
@@ -44,8 +45,8 @@ def test_from_nothing_to_ready(world: World) -> None:
         "--n-gpu-layers 999",
     }
     assert status["plan"] == [
-        {"worker": "herd-w-0", "device": "cpu", "proportion": 1.0, "layers": "0-5", "bytes": 100},
-        {"worker": "herd-w-1", "device": "cpu", "proportion": 1.0, "layers": "6-7 + output", "bytes": 50},
+        {"worker": "herd-w-0", "device": "cpu", "proportion": 1.0, "layers": "0-4", "bytes": 100},
+        {"worker": "herd-w-1", "device": "cpu", "proportion": 1.0, "layers": "5-7 + output", "bytes": 50},
     ]
     assert (status["report"]["tokensPerSecond"], status["report"]["bytesUploaded"]) == (12.5, 150)
     assert "text" not in status["report"]
@@ -143,6 +144,173 @@ def test_a_download_that_fails_ends_in_a_condition(world: World, report: Any, re
     said = report["message"] if isinstance(report, dict) else report.splitlines()[-1]
     assert said in world.message("ModelAvailable")
     assert not world.api.has("Job", "herd-load")
+
+
+def test_the_header_comes_before_the_download(world: World) -> None:
+    ends = world.api.ends
+    world.api.ends = {}
+    world.run()
+    assert world.api.has("Job", "herd-header")
+    assert not world.api.has("Job", "herd-fetch")
+    assert world.said("ModelAvailable") == ("False", "Fetching")
+    assert world.message("ModelAvailable").startswith("the head of hf://org/repo/m.gguf is being read")
+    world.api.ends = {"herd-header": ends["herd-header"]}
+    world.run()
+    assert world.api.has("Job", "herd-fetch")
+    assert world.said("ModelAvailable") == ("False", "Fetching")
+    assert "is being downloaded" in world.message("ModelAvailable")
+    assert not [volume for volume in pod_spec(world, "herd-header")["volumes"] if "persistentVolumeClaim" in volume]
+
+
+def pod_spec(world: World, job: str) -> dict[str, Any]:
+    spec: dict[str, Any] = world.api.one("Job", job)["spec"]["template"]["spec"]
+    return spec
+
+
+def test_layers_are_known_before_the_model_is_there(world: World) -> None:
+    world.api.ends = {"herd-header": (0, HEADER)}
+    world.run()
+    rows = [(row["worker"], row["layers"], row["bytes"]) for row in world.status["plan"]]
+    assert rows == [("herd-w-0", "0-4", 100), ("herd-w-1", "5-7 + output", 50)]
+    assert world.said("Planned")[0] == "True"
+    world.api.ends |= {"herd-fetch": (0, FETCHED)}
+    world.run()
+    args = pod_spec(world, "herd-load")["containers"][0]["args"]
+    assert json.loads(args[args.index("--expect") + 1]) == {
+        "herd-w-0.herd-w.farm.svc:50052": [0, 4],
+        "herd-w-1.herd-w.farm.svc:50052": [5, 7],
+    }
+
+
+def test_a_model_that_is_larger_than_its_volume_is_not_downloaded(world: World) -> None:
+    world.api.ends["herd-header"] = (0, HEADER | {"bytes": 3 << 30})
+    world.run()
+    assert world.said("ModelAvailable") == ("False", "VolumeTooSmall")
+    assert "1.0 GiB are missing" in world.message("Ready")
+    assert "apply Job herd-fetch" not in world.api.writes
+    world.api.ends["herd-fetch"] = (0, FETCHED | {"bytes": 3 << 30})
+    world.api.change("herd", model={"source": "hf://org/repo/m.gguf", "storage": {"size": "4Gi"}})
+    world.run()
+    assert world.said("Ready")[0] == "True"
+    assert world.api.writes.count("apply Job herd-header") == 1
+
+
+def test_a_model_that_the_workers_cannot_hold_is_not_downloaded(world: World) -> None:
+    world.totals = {"10.0.0.1": [60], "10.0.0.2": [60]}
+    ends, world.api.ends = world.api.ends, {}
+    world.run()
+    world.api.ends = ends
+    world.run()
+    assert world.said("Planned") == ("False", "DoesNotFit")
+    assert "70 B, are left over" in world.message("Planned")
+    assert world.said("Ready") == ("False", "DoesNotFit")
+    assert world.said("ModelAvailable") == ("False", "Waiting")
+    assert "apply Job herd-fetch" not in world.api.writes
+    world.totals = {}
+    world.api.change("herd", workers=[{"name": "w", "replicas": 2, "memory": "2Gi"}])
+    world.run()
+    assert world.said("Ready")[0] == "True"
+
+
+def test_a_download_is_stopped_once_the_model_is_known_not_to_fit_and_goes_on_when_it_does(world: World) -> None:
+    """The workers may come later than the header; what was downloaded stays on the volume."""
+    world.totals = {"10.0.0.1": [60], "10.0.0.2": [60]}
+    world.fault = WorkerError("not yet")
+    del world.api.ends["herd-fetch"]
+    world.run()
+    assert world.api.has("Job", "herd-fetch")
+    world.fault = None
+    world.run()
+    assert world.said("Planned") == ("False", "DoesNotFit")
+    assert world.said("ModelAvailable") == ("False", "Waiting")
+    assert not world.api.has("Job", "herd-fetch")
+    assert world.api.has("PersistentVolumeClaim", "herd-model")
+    world.totals, world.api.ends["herd-fetch"] = {}, (0, FETCHED)
+    world.api.change("herd", workers=[{"name": "w", "replicas": 2, "memory": "2Gi"}])
+    world.run()
+    assert world.said("Ready")[0] == "True"
+    assert world.api.writes.count("apply Job herd-fetch") == 2
+    assert world.api.writes.count("apply Job herd-header") == 1
+
+
+def test_a_model_that_is_there_is_not_loaded_into_workers_that_cannot_hold_it(world: World) -> None:
+    world.run()
+    world.totals = {"10.0.0.1": [60], "10.0.0.2": [60]}
+    world.api.change("herd", workers=[{"name": "w", "replicas": 2, "memory": "60"}])
+    world.run()
+    assert world.said("Planned") == ("False", "DoesNotFit")
+    assert world.said("ModelAvailable")[0] == "True"
+    assert world.api.one("Deployment", "herd")["spec"]["replicas"] == 0
+    assert world.api.writes.count("apply Job herd-load") == 1
+
+
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        ({"ok": False, "reason": "NotFound", "message": "no such repository"}, "NotFound"),
+        ({"ok": False, "reason": "ModelUnreadable", "message": "not a GGUF file but a web page"}, "ModelUnreadable"),
+        ({"ok": False, "reason": "UnsupportedArchitecture", "message": "'qwen25vl'"}, "UnsupportedArchitecture"),
+        ("Killed", "FetchFailed"),
+    ],
+)
+def test_a_header_that_cannot_be_had_is_no_model(world: World, report: Any, reason: str) -> None:
+    world.api.ends["herd-header"] = (1, report)
+    world.run()
+    assert world.said("ModelAvailable") == ("False", reason)
+    assert world.said("Ready") == ("False", reason)
+    said = report["message"] if isinstance(report, dict) else report
+    assert said in world.message("ModelAvailable")
+    assert "delete the Job herd-header" in world.message("ModelAvailable")
+    assert not world.api.has("Job", "herd-fetch")
+    world.api.ends["herd-header"] = (0, HEADER)
+    world.api.remove(world.api.one("Job", "herd-header"))
+    world.run()
+    assert world.said("Ready")[0] == "True"
+
+
+def test_a_header_is_remembered_when_its_job_is_gone(world: World) -> None:
+    world.api.ends = {"herd-header": (0, HEADER)}
+    world.run()
+    world.api.remove(world.api.one("Job", "herd-header"))
+    world.run()
+    assert world.status["header"]["units"] == [[20, 5], [10, 3], [20, 1]]
+    assert world.status["plan"][0]["layers"] == "0-4"
+    assert not world.api.has("Job", "herd-header")
+
+
+def test_another_context_is_asked_about_until_the_model_is_there(world: World) -> None:
+    world.api.ends = {"herd-header": (0, HEADER)}
+    world.run()
+    world.api.change("herd", context=2048)
+    world.run()
+    assert world.api.writes.count("apply Job herd-header") == 2
+    assert world.api.writes.count("apply Job herd-fetch") == 1, "the download goes on"
+    world.api.ends |= {"herd-fetch": (0, FETCHED), "herd-load": (0, LOADED)}
+    world.run()
+    assert "header" in world.status
+    world.api.change("herd", context=1024)
+    world.run()
+    assert world.said("Ready")[0] == "True"
+    assert world.api.writes.count("apply Job herd-header") == 2, "the load reads the file itself"
+    assert "header" not in world.status
+    assert "--expect" not in pod_spec(world, "herd-load")["containers"][0]["args"]
+
+
+def test_a_header_without_units_stops_nothing(world: World) -> None:
+    world.api.ends["herd-header"] = (0, HEADER | {"units": None})
+    world.run()
+    assert world.said("Ready")[0] == "True"
+    assert world.status["header"]["units"] == []
+
+
+def test_a_header_is_not_asked_for_where_the_model_is_there(world: World) -> None:
+    """As of an operator that did not ask for headers yet."""
+    world.run()
+    world.api.remove(world.api.one("Job", "herd-header"))
+    del world.status["header"]
+    writes = len(world.api.writes)
+    world.run()
+    assert world.api.writes[writes:] == []
 
 
 def test_deleting_a_failed_job_tries_again(world: World) -> None:
@@ -446,6 +614,42 @@ def test_killed_between_any_two_calls_it_comes_to_the_same(world: World) -> None
             other.restart()
             other.run()
             assert shape(other.api) == wanted, (when, moment)
+
+
+def test_killed_while_a_model_is_found_too_large_it_comes_to_the_same(world: World) -> None:
+    """The header, a download that is stopped, and one that goes on."""
+    ends = world.api.ends
+
+    def start(other: World) -> None:
+        other.totals, other.fault = {"10.0.0.1": [60], "10.0.0.2": [60]}, WorkerError("not yet")
+        other.api.ends = {name: end for name, end in ends.items() if name != "herd-fetch"}
+
+    def story(other: World) -> None:
+        other.run()
+        other.fault = None
+        other.run()
+
+    def end(other: World) -> None:
+        other.totals, other.api.ends = {}, ends
+        other.api.change("herd", workers=[{"name": "w", "replicas": 2, "memory": "2Gi"}])
+        other.run()
+
+    start(world)
+    story(world)
+    calls = world.api.calls
+    end(world)
+    wanted = shape(world.api)
+    for moment in range(1, calls + 1):
+        other = World()
+        other.api.create(body())
+        start(other)
+        other.api.dies_after = moment
+        with pytest.raises(PowerCutError):
+            story(other)
+        other.restart()
+        story(other)
+        end(other)
+        assert shape(other.api) == wanted, moment
 
 
 def test_killed_while_a_worker_is_replaced_it_comes_to_the_same(world: World) -> None:

@@ -8,6 +8,7 @@ import pytest
 from drover_operator import layout, observed, progress, status, target
 from drover_operator.crd_status import STATUS
 from drover_operator.desired import Stage
+from drover_operator.forecast import Forecast, Header
 from drover_operator.observed import Facts, Job, Worker
 from drover_operator.progress import Failures, Model, Progress
 from drover_operator.troubles import Trouble
@@ -80,6 +81,72 @@ NO_MODEL = Progress(Stage(), None, "f")
 )
 def test_model_available(facts: Facts, reached: Progress, expected: tuple[str, str]) -> None:
     assert said("ModelAvailable", facts, reached)[:2] == expected
+
+
+def foreseen(**changes: Any) -> Progress:
+    return Progress(Stage(), None, "f", forecast=Forecast(**({"asks": "h"} | changes)))
+
+
+KNOWN = Header("h", GIB)
+
+
+@pytest.mark.parametrize(
+    ("facts", "reached", "expected"),
+    [
+        (Facts(), foreseen(), ("False", "Waiting", "the download has not begun")),
+        (Facts(header=job("running", of="older")), foreseen(), ("False", "Waiting", "the download has not begun")),
+        (
+            Facts(header=job("running", of="h")),
+            foreseen(),
+            ("False", "Fetching", "the head of hf://org/repo/m.gguf"),
+        ),
+        (
+            Facts(header=job("running", "no such host", of="h")),
+            foreseen(),
+            (
+                "False",
+                "Fetching",
+                "the head of hf://org/repo/m.gguf is being read; see the Job's log; the last attempt",
+            ),
+        ),
+        (
+            Facts(header=job("running", of="h", trouble=Trouble("ImagePullFailed", "x"))),
+            foreseen(),
+            ("False", "ImagePullFailed", "x"),
+        ),
+        (
+            Facts(header=job("failed", "gone", of="h", report={"reason": "NotFound"})),
+            foreseen(),
+            ("False", "NotFound", "gone; to try again, change the spec or delete the Job herd-header"),
+        ),
+        (Facts(header=job("succeeded", of="h")), foreseen(), ("False", "FetchFailed", "the Job herd-header left no")),
+        (Facts(), foreseen(header=KNOWN), ("False", "Waiting", "the download has not begun")),
+        (Facts(), foreseen(header=KNOWN, volume_shortage="small"), ("False", "VolumeTooSmall", "small")),
+        (
+            Facts(),
+            foreseen(header=KNOWN, shortage="short"),
+            ("False", "Waiting", "the download waits until the "),
+        ),
+        (
+            Facts(fetch=job("running"), header=job("failed", of="h")),
+            foreseen(),
+            ("False", "Fetching", "hf://org/repo/m.gguf is being downloaded"),
+        ),
+    ],
+)
+def test_before_the_download(facts: Facts, reached: Progress, expected: tuple[str, str, str]) -> None:
+    word, reason, message = said("ModelAvailable", facts, reached)
+    assert (word, reason) == expected[:2]
+    assert message.startswith(expected[2])
+
+
+def test_a_plan_that_is_known_not_to_fit_until_a_load_says_more() -> None:
+    short = Forecast("h", KNOWN, shortage="the model does not fit: 1 GiB is left over")
+    stage = Stage(layout=plan(cluster()))
+    waits = Progress(stage, None, "f", forecast=short)
+    assert said("Planned", BOTH, waits) == ("False", "DoesNotFit", short.shortage)
+    loaded = Progress(stage, Model("f", "m.gguf"), "f", "l", {"ok": True, "of": "l"}, forecast=short)
+    assert said("Planned", BOTH, loaded)[0] == "True"
 
 
 def test_a_file_that_the_load_cannot_read_is_no_model() -> None:
@@ -220,6 +287,30 @@ def test_the_plan_with_what_was_found_on_each_device() -> None:
         {"worker": "herd-g-0", "device": "cuda:0", "proportion": 1.0, "layers": "0", "bytes": 9},
         {"worker": "herd-g-0", "device": "cuda:1", "proportion": 1.0, "layers": "1", "bytes": 9},
     ]
+
+
+def test_the_plan_as_it_is_foreseen_until_the_load_has_said_what_lies_where() -> None:
+    wanted = cluster()
+    found = plan(wanted)
+    header = Header("h", GIB, "llama", 8, ((20, 8), (5, 1)), 4, "eight layers")
+    known = Forecast("h", header, rows=(("0-7 + output", 165), ("", 0)))
+    made = status.of(wanted, BOTH, Progress(Stage(layout=found), None, "f", forecast=known), {}, NOW)
+    assert made["plan"] == [
+        {"worker": "herd-w-0", "device": "cpu", "proportion": 1.0, "layers": "0-7 + output", "bytes": 165},
+        {"worker": "herd-w-1", "device": "cpu", "proportion": 1.0},
+    ]
+    assert made["header"] == {
+        "of": "h",
+        "bytes": GIB,
+        "architecture": "llama",
+        "layers": 8,
+        "units": [[20, 8], [5, 1]],
+        "reserve": 4,
+        "message": "eight layers",
+    }
+    report = {"of": "l", "stages": [{"worker": found.endpoints[0], "device": 0, "layers": "0-3", "bytes": 9}]}
+    loaded = Progress(Stage(layout=found), None, "f", "l", report, forecast=known)
+    assert [row["layers"] for row in status.of(wanted, BOTH, loaded, {}, NOW)["plan"][:1]] == ["0-3"]
 
 
 def test_a_spec_that_is_not_valid_leaves_the_rest_as_it_was() -> None:

@@ -18,14 +18,25 @@ LOADED = {
     "reason": "Verified",
     "message": "2 layers on 2 devices as planned",
     "stages": [
-        {"worker": "herd-w-0.herd-w.farm.svc:50052", "device": 0, "layers": "0-5", "bytes": 100, "wireSent": 7},
-        {"worker": "herd-w-1.herd-w.farm.svc:50052", "device": 0, "layers": "6-7 + output", "bytes": 50, "odd": 1},
+        {"worker": "herd-w-0.herd-w.farm.svc:50052", "device": 0, "layers": "0-4", "bytes": 100, "wireSent": 7},
+        {"worker": "herd-w-1.herd-w.farm.svc:50052", "device": 0, "layers": "5-7 + output", "bytes": 50, "odd": 1},
     ],
     "tokensPerSecond": 12.5,
     "loadSeconds": 3.25,
     "bytesUploaded": 150,
     "bytesCached": 0,
     "text": "not kept",
+}
+HEADER = {
+    "ok": True,
+    "reason": "HeaderRead",
+    "message": "m.gguf, 1.0 GiB, llama, 8 layers",
+    "bytes": 1 << 30,
+    "sha256": None,
+    "architecture": "llama",
+    "layers": 8,
+    "units": [[20, 5], [10, 3], [20, 1]],
+    "reserve": 4,
 }
 FETCHED = {"ok": True, "reason": "Fetched", "message": "", "path": "/models/m.gguf", "bytes": 1 << 30}
 

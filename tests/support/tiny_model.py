@@ -33,9 +33,12 @@ class Tiny:
     architecture: str = "llama"
 
 
-def write(path: Path, tiny: Tiny) -> dict[str, Floats]:
-    """Write the file; returns every tensor as the floats that its stored bytes stand for."""
-    writer = gguf.GGUFWriter(str(path), tiny.architecture)
+def write(path: Path, tiny: Tiny, tensors_per_file: int = 0) -> dict[str, Floats]:
+    """Write the file; returns every tensor as the floats that its stored bytes stand for.
+
+    With `tensors_per_file` it is split: files named after it, NAME-00001-of-0000N.gguf.
+    """
+    writer = gguf.GGUFWriter(str(path), tiny.architecture, split_max_tensors=tensors_per_file)
     for key, value in {**_metadata(tiny), **tiny.metadata}.items():
         _add(writer, f"{tiny.architecture}.{key}", value)
     stored = {}

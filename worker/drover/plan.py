@@ -8,9 +8,9 @@ little as possible.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 from drover.errors import PlanError, ShortageError
 from drover.sizes import format_size
@@ -75,6 +75,22 @@ def split(
         if end > first
     ]
     return Plan(tuple(stages))
+
+
+def units(sizes: Sequence[int]) -> list[Unit]:
+    """The layers of a model and its output head, by their bytes."""
+    names = [*(f"layer {index}" for index in range(len(sizes) - 1)), "output"]
+    return [Unit(name, size) for name, size in zip(names, sizes, strict=True)]
+
+
+def packed(sizes: Iterable[int]) -> list[tuple[int, int]]:
+    """Sizes in a row as (size, how often): most layers of a model are as large as the one before."""
+    return [(size, sum(1 for _ in run)) for size, run in groupby(sizes)]
+
+
+def unpacked(runs: Iterable[tuple[int, int]]) -> list[int]:
+    """The sizes that `packed` was given."""
+    return [size for size, count in runs for _ in range(count)]
 
 
 def table(plan: Plan, units: Sequence[Unit], rooms: Sequence[Room]) -> str:

@@ -103,7 +103,27 @@ class FetchReport:
     layers: int | None = None
 
 
-Report = LoadReport | FetchReport
+@dataclass(frozen=True, slots=True)
+class HeaderReport:
+    """How `drover fetch --header-only` ended: the model before it is downloaded; what it did not come to is None.
+
+    `bytes` of all its files, `sha256` of the first if its source tells it. `units` are what `drover.plan.split` lays
+    over devices, as `drover.plan.packed` writes it: [bytes, how often] for each run of units of one size, KV cache
+    included; `reserve` is the compute memory that it keeps free on each.
+    """
+
+    ok: bool
+    reason: str
+    message: str
+    bytes: int | None = None
+    sha256: str | None = None
+    architecture: str | None = None
+    layers: int | None = None
+    units: tuple[tuple[int, int], ...] | None = None
+    reserve: int | None = None
+
+
+Report = LoadReport | FetchReport | HeaderReport
 
 
 def reason_of(error: DroverError) -> tuple[str, int]:
@@ -114,7 +134,10 @@ def reason_of(error: DroverError) -> tuple[str, int]:
 
 
 def encode(report: Report) -> str:
-    """One line of JSON within the limit: long texts are cut first, then stages are left out from the end."""
+    """One line of JSON within the limit: long texts are cut first, then stages are left out from the end.
+
+    Units are of use only if all are there, so they are left out together.
+    """
     data = _camel(dataclasses.asdict(report))
     for limit in _TEXT_LIMITS:
         if _size(data) <= MAX_BYTES:
@@ -126,6 +149,8 @@ def encode(report: Report) -> str:
     while stages and _size(data) > MAX_BYTES:
         stages.pop()
         data["stagesLeftOut"] = data.get("stagesLeftOut", 0) + 1
+    if data.get("units") and _size(data) > MAX_BYTES:
+        data["units"] = None
     return _text(data)
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from drover.coordinator.architectures.blocks import Model, Span
 from drover.coordinator.arena import align
-from drover.coordinator.model_file import ModelFile, TensorInfo
+from drover.coordinator.model_file import ModelFile
+from drover.coordinator.model_index import TensorInfo
 from drover.coordinator.remote import RemoteBuffer, RemoteDevice, needs_padding
 from drover.errors import DeviceError, WorkerError
 from drover.ggml.tensor import Tensor, contiguous_strides, shape

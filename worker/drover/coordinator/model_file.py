@@ -1,4 +1,4 @@
-"""A GGUF model on disk: hyper-parameters, vocabulary and tensors, from one file or all its shards.
+"""A GGUF model on disk: its index, and the bytes of its tensors, from one file or all its shards.
 
 The door to the file: what is damaged is found here, when the file is opened. Tensor data is mapped and never read
 here, so opening takes the same time for any size; `data` hands out views of the mapping.
@@ -6,59 +6,29 @@ here, so opening takes the same time for any size; `data` hands out views of the
 
 import contextlib
 import mmap
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
-from drover.coordinator.model_header import Header, check_magic, read_header
+from drover.coordinator.model_header import check_magic, read_header
+from drover.coordinator.model_index import ModelIndex, Part
 from drover.errors import ModelError
-from drover.ggml.tensor import Shape
-from drover.ggml.types import TensorType
 from drover.sources import SHARD_NAME
-
-T = TypeVar("T")
 
 MAX_SHARDS = 99_999
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One tensor: `offset` counts bytes from the start of the file with number `shard` (from 0)."""
-
-    name: str
-    type: TensorType
-    ne: Shape
-    nbytes: int
-    shard: int
-    offset: int
-
-
-class ModelFile:
+class ModelFile(ModelIndex):
     """An open model; a context manager. ModelError if a file is missing, damaged or not supported."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._shards = [_Shard(self.path)]
+        self._shards = [_Shard(Path(path))]
         try:
             self._open_siblings()
-            self.metadata: dict[str, Any] = self._shards[0].header.metadata
-            self.tensors: dict[str, TensorInfo] = self._collect()
-            self.architecture: str = self.value("general.architecture", str)
+            super().__init__([shard.part for shard in self._shards])
         except BaseException:
             self.close()
             raise
-
-    def value(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """A metadata value of the given Python type; ModelError if it is absent without default, or of another type."""
-        value = self.metadata.get(key, default)
-        if value is None:
-            raise ModelError(f"{self.path}: the file has no {key!r}")
-        if kind is float and type(value) is int:
-            value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ModelError(f"{self.path}: {key!r} is a {type(value).__name__}, where a {kind.__name__} is needed")
-        return value
 
     def data(self, name: str) -> memoryview:
         """The bytes of a tensor as they lie in the file: a read-only view of the mapping."""
@@ -83,42 +53,26 @@ class ModelFile:
     def _open_siblings(self) -> None:
         """Open the other files of a split model, in order, whichever of them was named."""
         first = self._shards[0]
-        count = first.number("split.count", 1)
-        if count in (0, 1):  # 0 is what merging a split model leaves behind
+        count = first.part.number("split.count", 1)
+        if count in (0, 1):
             return
-        match = SHARD_NAME.fullmatch(self.path.name)
+        match = SHARD_NAME.fullmatch(first.path.name)
         if match is None or int(match["count"]) != count or not 1 <= count <= MAX_SHARDS:
             raise ModelError(
-                f"{self.path}: one of {count} files of a split model, but its name does not end in "
+                f"{first.path}: one of {count} files of a split model, but its name does not end in "
                 f"-NNNNN-of-{count:05d}.gguf, so the others cannot be found: rename it"
             )
-        paths = [self.path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
+        paths = [first.path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
         missing = [path.name for path in paths if not path.exists()]
         if missing:
             raise ModelError(
-                f"{self.path.parent}: {len(missing)} of {count} files of the model are missing: "
+                f"{first.path.parent}: {len(missing)} of {count} files of the model are missing: "
                 f"{', '.join(missing[:8])}{' …' if len(missing) > 8 else ''}"
             )
         self._shards = []
         first.close()
-        for number, path in enumerate(paths):
+        for path in paths:
             self._shards.append(_Shard(path))
-            self._shards[-1].check(number, count)
-
-    def _collect(self) -> dict[str, TensorInfo]:
-        tensors: dict[str, TensorInfo] = {}
-        for number, shard in enumerate(self._shards):
-            for record in shard.header.tensors:
-                if record.name in tensors:
-                    other = self._shards[tensors[record.name].shard].path.name
-                    raise ModelError(f"{shard.path}: tensor {record.name!r} is also in {other}")
-                tensors[record.name] = TensorInfo(
-                    record.name, record.type, record.ne, record.nbytes, number, record.offset
-                )
-        expected = self._shards[0].number("split.tensors.count", len(tensors))
-        if expected != len(tensors):
-            raise ModelError(f"{self.path}: {len(tensors)} tensors in all files, where {expected} should be")
-        return tensors
 
 
 class _Shard:
@@ -129,26 +83,10 @@ class _Shard:
         self._map = _map(path)
         self.view = memoryview(self._map)
         try:
-            self.header: Header = read_header(self.view)
+            self.part = Part(path, path.name, read_header(self.view))
         except ModelError as error:
             self.close()
             raise ModelError(f"{path}: {error}") from None
-
-    def number(self, key: str, default: int) -> int:
-        """An integer of the metadata, or the default."""
-        value = self.header.metadata.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ModelError(f"{self.path}: {key!r} is {value!r}, where a number is needed")
-        return value
-
-    def check(self, number: int, count: int) -> None:
-        """Raise ModelError unless this is the shard its name says."""
-        found = (self.number("split.no", 0), self.number("split.count", 1))
-        if found != (number, count):
-            raise ModelError(
-                f"{self.path}: by its contents file {found[0] + 1} of {found[1]}, by its name {number + 1} of {count}: "
-                f"a copy under a wrong name?"
-            )
 
     def close(self) -> None:
         """Unmap, or leave that to the last view still in use."""

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import structlog
 
-from drover.errors import ChecksumError, FetchError
+from drover.errors import FetchError
 from drover.fetch import receipt
 from drover.fetch.locate import OLLAMA_REGISTRY, locate
 from drover.fetch.preview import glance, preview
 from drover.fetch.receipt import Fetched
-from drover.fetch.transfer import Clock, transfer
+from drover.fetch.transfer import Clock, publish, require_room, transfer
 from drover.sources import file_name, parse, shard_names
 
 log = structlog.get_logger()
@@ -44,18 +44,16 @@ def obtain(
         if found is not None:
             log.info("model is there already", file=str(found.path), bytes=found.bytes)
             return found
-        first, *others = locate(place, token, registry)
-        if wanted is not None and first.sha256 not in (None, wanted):
-            raise ChecksumError(
-                f"{first.name} has the SHA-256 {first.sha256} at its source, and {wanted} was asked for"
-            )
+        first, *others = locate(place, token, registry, wanted)
         head = preview(first)
         log.info("model found", url=first.url, bytes=head.remote.size, architecture=head.architecture)
         parts = [head, *map(glance, others)]
+        require_room(parts, folder)
         sizes, hashes = {}, []
         for part in parts:
             digest, sizes[part.remote.name] = transfer(part, folder, wanted if part is head else None, clock)
             hashes.append(digest)
+        publish(parts, folder)
         assert head.architecture is not None
         fetched = Fetched(folder / name, sum(sizes.values()), hashes[0], head.architecture, head.layers)
         receipt.write(folder, source, sizes, fetched)

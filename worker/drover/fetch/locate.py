@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from drover.errors import FetchError
+from drover.errors import ChecksumError, FetchError
 from drover.fetch import web
 from drover.sources import HubFile, OllamaModel, Source, VolumeFile, WebFile, file_name, shard_names
 
@@ -28,8 +28,21 @@ class Remote:
     token: str | None = None
 
 
-def locate(source: Source, token: str | None = None, registry: str = OLLAMA_REGISTRY) -> list[Remote]:
-    """The files of a model, in order; FetchError if the source does not have them."""
+def locate(
+    source: Source, token: str | None = None, registry: str = OLLAMA_REGISTRY, sha256: str | None = None
+) -> list[Remote]:
+    """The files of a model, in order; FetchError if the source does not have them.
+
+    ChecksumError if it says itself that the first of them has another hash than `sha256`.
+    """
+    found = _files(source, token, registry)
+    first = found[0]
+    if sha256 is not None and first.sha256 not in (None, sha256):
+        raise ChecksumError(f"{first.name} has the SHA-256 {first.sha256} at its source, and {sha256} was asked for")
+    return found
+
+
+def _files(source: Source, token: str | None, registry: str) -> list[Remote]:
     match source:
         case HubFile():
             return _hub(source, token)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from drover.coordinator.architectures import READERS
-from drover.coordinator.model_header import ShortError, check_magic, read_header, read_metadata
+from drover.coordinator.model_header import Header, ShortError, check_magic, read_header, read_metadata
 from drover.errors import ArchitectureError, FetchError, ModelError
 from drover.fetch import web
 from drover.fetch.locate import Remote
@@ -31,11 +31,17 @@ def preview(remote: Remote) -> Preview:
 
     ModelError if it is no sound GGUF file, ArchitectureError if the model is none that we load.
     """
+    return head(remote)[0]
+
+
+def head(remote: Remote, first: bool = True) -> tuple[Preview, Header]:
+    """The same, with the head itself; only the `first` file of a split model says which architecture it has."""
     wanted = FIRST_BYTES
     while True:
         data, found = _beginning(remote, wanted)
         try:
-            architecture, layers = _facts(data, found.remote)
+            architecture, layers = _facts(data, found.remote) if first else (None, None)
+            header = read_header(memoryview(data), found.remote.size)
         except ShortError as error:
             if len(data) < wanted or wanted >= MOST_BYTES:
                 raise ModelError(f"{remote.url}: {error}") from None
@@ -45,7 +51,7 @@ def preview(remote: Remote) -> Preview:
             if isinstance(error, ArchitectureError):
                 raise
             raise ModelError(f"{remote.url}: {error}") from None
-        return replace(found, architecture=architecture, layers=layers)
+        return replace(found, architecture=architecture, layers=layers), header
 
 
 def glance(remote: Remote) -> Preview:
@@ -75,14 +81,13 @@ def _beginning(remote: Remote, count: int) -> tuple[bytes, Preview]:
 
 
 def _facts(data: bytes, remote: Remote) -> tuple[str, int | None]:
-    """Architecture and number of layers, once the whole head is known to be sound."""
+    """Architecture and number of layers."""
     metadata = read_metadata(memoryview(data))
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise ModelError("the file does not say what architecture it has")
     if architecture not in READERS:
         raise ArchitectureError(_unsupported(remote.name, architecture), architecture)
-    read_header(memoryview(data), remote.size)
     layers = metadata.get(f"{architecture}.block_count")
     return architecture, layers if type(layers) is int else None
 

@@ -5,7 +5,8 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -34,25 +35,52 @@ class Clock:
     sleep: Callable[[float], None] = time.sleep
 
 
+def require_room(found: Sequence[Preview], folder: Path) -> None:
+    """FetchError if what is still to come of these files has no room in a folder, as far as their sizes are known.
+
+    Parts of other versions of them are removed first.
+    """
+    for one in found:
+        _sweep(folder, one.remote.name, _path(folder, one))
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise _local_failure(error, folder, found[0]) from None
+    needed = sum(max(0, one.remote.size - _size(_path(folder, one))) for one in found if one.remote.size is not None)
+    if needed > free:
+        others = f" and {len(found) - 1} more need" if len(found) > 1 else " needs"
+        raise FetchError(
+            f"{found[0].remote.name}{others} {format_size(needed)} more and {folder} has {format_size(free)} left, "
+            f"{format_size(needed - free)} too little: make room, or ask for a larger volume",
+            "DiskFull",
+        )
+
+
 def transfer(found: Preview, folder: Path, sha256: str | None, clock: Clock) -> tuple[str, int]:
-    """Download a file as `folder/NAME`; its SHA-256 and size.
+    """Download a file into a part of its name; its SHA-256 and size.
 
     A part left by an earlier attempt is continued if it is of the same file. FetchError, or ChecksumError if what came
     is not what was asked for.
     """
-    path = folder / f".{found.remote.name}.{_identity(found)}.part"
+    path = _path(folder, found)
     try:
-        _sweep(folder, found.remote.name, path)
         with path.open("ab+") as file:
             part = _Part(file)
-            _require_room(part.size, found, folder)
             _fill(part, found, clock)
             os.fsync(file.fileno())
         _check(path, found, part.digest, sha256)
-        os.replace(path, folder / found.remote.name)
     except OSError as error:
         raise _local_failure(error, folder, found) from None
     return part.digest, part.size
+
+
+def publish(found: Sequence[Preview], folder: Path) -> None:
+    """Give whole parts their names: all at the end, so that what came of a split model is found by the next attempt."""
+    for one in found:
+        try:
+            os.replace(_path(folder, one), folder / one.remote.name)
+        except OSError as error:
+            raise _local_failure(error, folder, one) from None
 
 
 class _Part:
@@ -97,17 +125,18 @@ def _sweep(folder: Path, name: str, keep: Path) -> None:
     """Remove parts of other versions."""
     for path in folder.glob(f".{name}.*.part"):  # names of models hold nothing that is special in a pattern
         if path != keep:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
 
 
-def _require_room(have: int, found: Preview, folder: Path) -> None:
-    free, size = shutil.disk_usage(folder).free, found.remote.size
-    if size is not None and size - have > free:
-        raise FetchError(
-            f"{found.remote.name} needs {format_size(size - have)} more and {folder} has {format_size(free)} left: "
-            "make room, or ask for a larger volume",
-            "DiskFull",
-        )
+def _path(folder: Path, found: Preview) -> Path:
+    return folder / f".{found.remote.name}.{_identity(found)}.part"
+
+
+def _size(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
 
 
 def _fill(part: _Part, found: Preview, clock: Clock) -> None:

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 from drover.coordinator.architectures import llama
 from drover.coordinator.architectures.blocks import Model
-from drover.coordinator.model_file import ModelFile
+from drover.coordinator.model_index import ModelIndex
 from drover.errors import ArchitectureError
 
-READERS: dict[str, Callable[[ModelFile], Model]] = {
+READERS: dict[str, Callable[[ModelIndex], Model]] = {
     "llama": llama.read,
 }
 
 
-def read(model: ModelFile) -> Model:
+def read(model: ModelIndex) -> Model:
     """Understand a model file; ArchitectureError if its architecture is not in the table."""
     reader = READERS.get(model.architecture)
     if reader is None:

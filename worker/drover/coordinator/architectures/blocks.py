@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drover.coordinator.graph import Graph, Rope
-from drover.coordinator.model_file import ModelFile, TensorInfo
+from drover.coordinator.model_index import ModelIndex, TensorInfo
 from drover.errors import ModelError
 from drover.ggml.ops import Glu, RopeMode
 from drover.ggml.tensor import Tensor
@@ -122,7 +122,7 @@ class Slot:
     required: bool = True
 
 
-def find(model: ModelFile, hyper: Hyper, slots: Sequence[Slot], prefix: str = "") -> Iterator[str]:
+def find(model: ModelIndex, hyper: Hyper, slots: Sequence[Slot], prefix: str = "") -> Iterator[str]:
     """Names of the slots that the file has, checked."""
     for slot in slots:
         name = prefix + slot.name
@@ -134,7 +134,7 @@ def find(model: ModelFile, hyper: Hyper, slots: Sequence[Slot], prefix: str = ""
             raise ModelError(f"{model.path}: tensor {name} is missing; the file is damaged or not a complete model")
 
 
-def _check(model: ModelFile, info: TensorInfo, wanted: tuple[int, ...]) -> None:
+def _check(model: ModelIndex, info: TensorInfo, wanted: tuple[int, ...]) -> None:
     have = info.ne[: len(wanted)]
     if have != wanted or any(extent != 1 for extent in info.ne[len(wanted) :]):
         raise ModelError(f"{model.path}: tensor {info.name} has shape {list(have)}, expected {list(wanted)}")
@@ -146,7 +146,7 @@ def _check(model: ModelFile, info: TensorInfo, wanted: tuple[int, ...]) -> None:
 class Keys:
     """Hyper-parameters of a file by their name after the architecture's prefix."""
 
-    def __init__(self, model: ModelFile) -> None:
+    def __init__(self, model: ModelIndex) -> None:
         self._model = model
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -181,7 +181,7 @@ class Keys:
         return value[0]
 
 
-def rope_of(model: ModelFile, keys: Keys, dims: int, mode: RopeMode) -> Rope:
+def rope_of(model: ModelIndex, keys: Keys, dims: int, mode: RopeMode) -> Rope:
     """How a file wants positions encoded; scaling none, linear and yarn."""
     kind = keys.text("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):

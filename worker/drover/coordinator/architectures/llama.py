@@ -20,7 +20,7 @@ from drover.coordinator.architectures.blocks import (
     rope_of,
 )
 from drover.coordinator.graph import Graph
-from drover.coordinator.model_file import ModelFile
+from drover.coordinator.model_index import ModelIndex
 from drover.errors import ModelError
 from drover.ggml.ops import RopeMode
 from drover.ggml.tensor import Tensor
@@ -54,7 +54,7 @@ NORM = (Slot("output_norm.weight", ("width",)),)
 OUTPUT = (Slot(HEAD, ("width", "vocabulary"), required=False),)
 
 
-def read(model: ModelFile) -> Model:
+def read(model: ModelIndex) -> Model:
     """Understand a file; ModelError for what it lacks or what we do not support."""
     hyper = _hyper(model)
     layers = (tuple(find(model, hyper, LAYER, f"blk.{i}.")) for i in range(hyper.layers))
@@ -99,7 +99,7 @@ def _head(g: Graph, hyper: Hyper, x: Tensor, weights: Weights) -> Tensor:
     return top.project("output" if HEAD in weights else "token_embd", normed)
 
 
-def _hyper(model: ModelFile) -> Hyper:
+def _hyper(model: ModelIndex) -> Hyper:
     keys = Keys(model)
     if keys.number("expert_count", 0):
         raise ModelError(
