@@ -83,7 +83,7 @@ def test_a_model_is_downloaded_checked_and_served(server: str, kubectl: Kubectl)
     kubectl.apply(small("fetched", model=model(f"{server}/{MODEL.name}", sha256=sha256)))
     made = Inference(kubectl, "fetched")
     print(f"apply to Ready, with the download: {made.ready(180):.1f} s")
-    assert made.status["model"]["bytes"] == MODEL.stat().st_size
+    assert made.status["model"]["bytes"] == made.status["header"]["bytes"] == MODEL.stat().st_size
     assert MODEL.name in made.condition("ModelAvailable")["message"]
     assert len(made.complete().split()) > 3
     made.change(lambda spec: spec["workers"][0].update(replicas=2))
@@ -125,11 +125,27 @@ def bad(cluster: Cluster, kubectl: Kubectl, server: str) -> dict[str, Bad]:
     ]
     if not cluster.ours:
         rows.pop()
+    rows += [
+        Bad(
+            small("small-volume", model=model(f"{server}/{LARGE}", {"size": "16MiB"})),
+            "ModelAvailable",
+            "VolumeTooSmall",
+            ("spec.model.storage.size", "are missing; ask for a larger one"),
+        ),
+        Bad(
+            small("small-workers", model=model(f"{server}/{LARGE}"), memory="4MiB"),
+            "Planned",
+            "DoesNotFit",
+            ("the model does not fit: it needs ", " are left over"),
+        ),
+    ]
     kubectl.apply(*(row.body for row in rows))
     return {row.body["metadata"]["name"]: row for row in rows}
 
 
-@pytest.mark.parametrize("name", ["not-there", "not-trusted", "other-bytes", "no-room"])
+@pytest.mark.parametrize(
+    "name", ["not-there", "not-trusted", "other-bytes", "no-room", "small-volume", "small-workers"]
+)
 def test_it_says_what_is_wrong_and_what_to_do(
     cluster: Cluster, operator: Operator, kubectl: Kubectl, bad: dict[str, Bad], name: str
 ) -> None:
@@ -138,3 +154,11 @@ def test_it_says_what_is_wrong_and_what_to_do(
     bad[name].says(kubectl)
     assert operator.restarts == 0
     assert "Traceback" not in operator.log
+
+
+@pytest.mark.parametrize("name", ["small-volume", "small-workers"])
+def test_what_cannot_fit_is_not_downloaded(kubectl: Kubectl, bad: dict[str, Bad], name: str) -> None:
+    bad[name].says(kubectl)
+    made = Inference(kubectl, name)
+    assert made.status["header"]["bytes"] > 48 << 20
+    assert f"Job/{name}-fetch" not in made.objects()
