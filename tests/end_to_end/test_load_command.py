@@ -86,7 +86,10 @@ def test_the_proof_of_two_workers_and_then_from_their_caches(tmp_path: Path) -> 
         assert (uploaded >= data["model"]["bytes"], data["bytesCached"]) == (True, 0)
         assert data["tokensPerSecond"] > 0
         assert data["promptTokensPerSecond"] > 0
-        assert data["predictedTokensPerSecond"] is None
+        assert 0.01 < data["predictedTokensPerSecond"] / data["tokensPerSecond"] < 100
+        assert (
+            f"; {data['tokensPerSecond']:g} tokens/s, {data['predictedTokensPerSecond']:g} predicted" in data["message"]
+        )
         assert data["text"]
         status, again, _ = load(drover.MODEL, *workers)
         assert status == 0

@@ -66,7 +66,7 @@ def assemble(config: Config, lifecycle: Lifecycle) -> Iterator[Running]:
         engine.start()
         stack.callback(engine.stop, ENGINE_SECONDS)
         meters = pipeline.meters
-        yield Running(engine, tokenizer, chat, file, needs.facts, devices, rows, stages, meters, seconds)
+        yield Running(engine, tokenizer, chat, file, needs.facts, devices, rows, stages, meters, seconds, needs.model)
 
 
 def preview(config: Config, rooms: Sequence[plan.Room]) -> str:

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -79,11 +80,12 @@ def run(config: Config, expect: str | None = None, sha256: str | None = None) ->
                 bytes_cached=sum(stage.cached for stage in running.stages),
                 load_seconds=round(running.load_seconds, 3),
             )
-            outcome = prove(running, expected)
+            outcome = prove(running, expected, time.perf_counter)
     except DroverError as error:
         reason, status = reports.reason_of(error)
         return dataclasses.replace(known, reason=reason, message=str(error)), status
-    log.info("proved" if outcome.ok else "not proved", message=outcome.message, text=outcome.text)
+    speeds = {"tokens_per_second": outcome.tokens_per_second, "predicted": outcome.predicted_tokens_per_second}
+    log.info("proved" if outcome.ok else "not proved", message=outcome.message, text=outcome.text, **speeds)
     return outcome, 0 if outcome.ok else reports.FAILED
 
 
