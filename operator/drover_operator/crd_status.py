@@ -74,6 +74,7 @@ _REPORT = _object(
     bytesUploaded=_said(_COUNT, "Bytes of weights that were sent."),
     bytesCached=_said(_COUNT, "Bytes of weights that the workers had kept."),
     stages={"type": "array", "description": "What was found on each device.", "items": _STAGE_FOUND},
+    fingerprint=_said(_TEXT, "Hash of the model's headers, sizes and first bytes; serving pods take no other model."),
 )
 
 _MODEL = _object(
@@ -84,11 +85,18 @@ _MODEL = _object(
     message=_said(_TEXT, "What is worth knowing about it."),
 )
 
+_REPLACED = _object(
+    "That the model was replaced on its volume after it had been proven.",
+    of=_said(_TEXT, "Hash of its source."),
+    count=_said(_COUNT, "How often."),
+    proven={"type": "boolean", "description": "Whether the model that is there now is proven."},
+)
+
 _FAILURES = _object(
-    "How often the load Job has failed in a row; too often, and it waits for a change of the spec.",
+    "How often in a row the load Job has failed, or its proof has; too often, and it waits for a change of the spec.",
     of=_said(_TEXT, "Hash of model, plan and images."),
-    count=_said(_COUNT, "Failed Jobs."),
-    job=_said(_TEXT, "The uid of the last one."),
+    count=_said(_COUNT, "Failed loads."),
+    job=_said(_TEXT, "The uid of the last one, or the hash of the load whose proof did not hold."),
     time={**_said(_TEXT, "When it was seen."), "format": "date-time"},
 )
 
@@ -107,5 +115,6 @@ STATUS: dict[str, Any] = _object(
     plan={"type": "array", "description": "What lies where, in the order of the devices.", "items": _STAGE},
     report=_REPORT,
     model=_MODEL,
+    modelReplaced=_REPLACED,
     loadFailures=_FAILURES,
 )

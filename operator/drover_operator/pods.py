@@ -59,11 +59,12 @@ def worker(target: Target, group: WorkerGroup) -> Manifest:
     return {"metadata": metadata, "spec": merged(spec, (changes and changes.spec) or {})}
 
 
-def serving(target: Target, layout: Layout, file: str, loads: str) -> Manifest:
-    """The pods that serve the API."""
+def serving(target: Target, layout: Layout, file: str, loads: str, fingerprint: str = "") -> Manifest:
+    """The pods that serve the API; with a fingerprint, that model and no other."""
     asked = target.spec.serving
     arguments = ["serve", *_coordinator_arguments(target, layout, file)]
     arguments += ["--host", "0.0.0.0", "--port", str(names.API_PORT)]
+    arguments += ["--fingerprint", fingerprint] if fingerprint else []
     arguments += ["--alias", target.spec.model.alias] if target.spec.model.alias else []
     volumes = [_model_volume(target)]
     container = _container("coordinator", target.serving_image, arguments)
@@ -85,11 +86,11 @@ def serving(target: Target, layout: Layout, file: str, loads: str) -> Manifest:
     }
 
 
-def load(target: Target, layout: Layout, file: str) -> Manifest:
-    """The pod that loads the model into the workers and proves the split."""
+def load(target: Target, layout: Layout, file: str, replaced: bool = False) -> Manifest:
+    """The pod that loads the model into the workers and proves the split; `replaced`: it is not what was downloaded."""
     model = target.spec.model
     arguments = ["load", *_coordinator_arguments(target, layout, file)]
-    if model.scheme == "pvc" and model.sha256:  # what is downloaded was checked when it was
+    if model.sha256 and (model.scheme == "pvc" or replaced):  # what is downloaded was checked when it was
         arguments += ["--sha256", model.sha256]
     arguments += ["--report", REPORT, "--log-format", "json"]
     container = _container("load", target.serving_image, arguments)

@@ -12,7 +12,7 @@ import numpy as np
 import structlog
 
 from drover import plan
-from drover.coordinator import architectures, local_devices
+from drover.coordinator import architectures, fingerprint, local_devices
 from drover.coordinator.architectures.blocks import Model, Span, StepShape
 from drover.coordinator.chat import ChatTemplate
 from drover.coordinator.display import LoadingDisplay, StageRow
@@ -43,6 +43,8 @@ def assemble(config: Config, lifecycle: Lifecycle) -> Iterator[Running]:
     """Open the model, reach the workers, load them and start the engine; ends all of it with the context."""
     with ExitStack() as stack:
         file = stack.enter_context(ModelFile(config.model))
+        if config.fingerprint is not None:
+            fingerprint.check(file, config.fingerprint)
         needs = _Needs(file, config)
         tokenizer = _tokenizer(file, needs.model)
         chat = ChatTemplate.from_model(file, tokenizer)
@@ -50,7 +52,11 @@ def assemble(config: Config, lifecycle: Lifecycle) -> Iterator[Running]:
         rooms = [plan.Room(device.name, *device.get_device_memory()) for device in devices]
         layout = needs.split(rooms)
         started = time.perf_counter()
-        stages = _load(needs, [(devices[stage.device_index], needs.span(stage)) for stage in layout.stages], lifecycle)
+        placement = [(devices[stage.device_index], needs.span(stage)) for stage in layout.stages]
+        try:
+            stages = _load(needs, placement, lifecycle)
+        finally:  # a file that changed explains whatever else is wrong
+            file.check_unchanged()
         seconds = time.perf_counter() - started
         rows = [needs.row(stage, devices[stage.device_index], rooms[stage.device_index]) for stage in layout.stages]
         pipeline = Pipeline(needs.model, stages, needs.largest, time.perf_counter)
