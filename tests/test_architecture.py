@@ -21,6 +21,7 @@ MOST_LINES = 400
 MOST_FUNCTION_LINES = 50
 
 PURE = (
+    "drover/coordinator/prediction.py",
     "drover/ggml",
     "drover/rpc",
     "drover/plan.py",

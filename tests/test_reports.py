@@ -21,6 +21,7 @@ def test_the_schema_of_a_load_report() -> None:
         "reason": "Verified",
         "message": "fine",
         "model": {"architecture": "llama", "layers": 6, "bytes": 100},
+        "fingerprint": None,
         "stages": [
             {
                 "worker": "worker-0.worker.default:50052",
@@ -103,6 +104,8 @@ def test_a_report_is_never_larger_than_kubernetes_takes(stages: int, words: int,
         (errors.ModelError("x"), "ModelUnreadable", 1),
         (errors.ArchitectureError("x", "mammoth"), "UnsupportedArchitecture", 1),
         (errors.ChecksumError("x"), "ChecksumMismatch", 1),
+        (errors.ModelChangedError("x"), "ModelChanged", 3),
+        (errors.ModelReplacedError("x"), "ModelReplaced", 4),
         (errors.ShortageError("x"), "DoesNotFit", 1),
         (errors.PlanError("x"), "InvalidSplit", 1),
         (errors.RequestError("x"), "InvalidSettings", 1),

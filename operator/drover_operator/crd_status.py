@@ -67,13 +67,14 @@ _REPORT = _object(
     ok={"type": "boolean", "description": "Whether the split was proven."},
     reason=_said(_TEXT, "One word for programs."),
     message=_said(_TEXT, "What was found."),
-    predictedTokensPerSecond=_said(_NUMBER, "What the plan promised."),
+    predictedTokensPerSecond=_said(_NUMBER, "What that prompt ought to come to, by what was measured of each worker."),
     tokensPerSecond=_said(_NUMBER, "What a known prompt came to."),
     promptTokensPerSecond=_said(_NUMBER, "How fast that prompt was read."),
     loadSeconds=_said(_NUMBER, "From opening the file to the last weight in place."),
     bytesUploaded=_said(_COUNT, "Bytes of weights that were sent."),
     bytesCached=_said(_COUNT, "Bytes of weights that the workers had kept."),
     stages={"type": "array", "description": "What was found on each device.", "items": _STAGE_FOUND},
+    fingerprint=_said(_TEXT, "Hash of the model's headers, sizes and first bytes; serving pods take no other model."),
 )
 
 _MODEL = _object(
@@ -103,11 +104,18 @@ _HEADER = _object(
     message=_said(_TEXT, "The same in words."),
 )
 
+_REPLACED = _object(
+    "That the model was replaced on its volume after it had been proven.",
+    of=_said(_TEXT, "Hash of its source."),
+    count=_said(_COUNT, "How often."),
+    proven={"type": "boolean", "description": "Whether the model that is there now is proven."},
+)
+
 _FAILURES = _object(
-    "How often the load Job has failed in a row; too often, and it waits for a change of the spec.",
+    "How often in a row the load Job has failed, or its proof has; too often, and it waits for a change of the spec.",
     of=_said(_TEXT, "Hash of model, plan and images."),
-    count=_said(_COUNT, "Failed Jobs."),
-    job=_said(_TEXT, "The uid of the last one."),
+    count=_said(_COUNT, "Failed loads."),
+    job=_said(_TEXT, "The uid of the last one, or the hash of the load whose proof did not hold."),
     time={**_said(_TEXT, "When it was seen."), "format": "date-time"},
 )
 
@@ -127,5 +135,6 @@ STATUS: dict[str, Any] = _object(
     report=_REPORT,
     header=_HEADER,
     model=_MODEL,
+    modelReplaced=_REPLACED,
     loadFailures=_FAILURES,
 )

@@ -37,6 +37,10 @@ class Stage:
     """Whether the load Job is to be there."""
     serve: bool = False
     """Whether serving pods are to run."""
+    fingerprint: str = ""
+    """Of the model that the load Job proved, if it said so."""
+    replaced: bool = False
+    """Whether the model is another one than its source gave."""
 
 
 def objects(target: Target, stage: Stage) -> list[Manifest]:
@@ -194,7 +198,7 @@ def _fetch_job(target: Target, fetches: str) -> Manifest:
 
 
 def _load_job(target: Target, layout: Layout, stage: Stage) -> Manifest:
-    template = pods.load(target, layout, stage.file, stage.expect)
+    template = pods.load(target, layout, stage.file, stage.expect, replaced=stage.replaced)
     spec = _job(template, LOAD_TRIES) | {"activeDeadlineSeconds": LOAD_SECONDS}
     made = _object(target, "batch/v1", "Job", names.load(target.name), names.LOAD, spec=spec)
     made["metadata"]["annotations"] = {names.LOADS: stage.loads}
@@ -229,7 +233,7 @@ def _serving(target: Target, layout: Layout, stage: Stage) -> Manifest:
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
         "progressDeadlineSeconds": LOAD_SECONDS,
         "selector": {"matchLabels": names.selector(target.name, names.COORDINATOR)},
-        "template": pods.serving(target, layout, stage.file, stage.loads),
+        "template": pods.serving(target, layout, stage.file, stage.loads, stage.fingerprint),
     }
     return _object(target, "apps/v1", "Deployment", target.name, names.COORDINATOR, spec=spec)
 

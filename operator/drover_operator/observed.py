@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from drover.reports import REPLACED
 from drover_operator import layout, names, troubles
 from drover_operator.layout import Layout
 from drover_operator.target import Manifest, Target
@@ -59,6 +60,8 @@ class Facts:
     """Those that answer, and were ready after the last start of a worker: what it held went with it."""
     serving_current: bool = False
     serving_trouble: Trouble | None = None
+    refuted: frozenset[str] = frozenset()
+    """Loads, by their hashes, whose serving pods find another model on the volume than the load Job did."""
     claim: str | None = None
     """Phase of the claim that holds the model; None if there is none."""
     published: Layout | None = None
@@ -92,6 +95,7 @@ def read(target: Target, objects: Iterable[Manifest], claim: Manifest | None = N
         serving_ready=sum(troubles.ready(pod) and troubles.ready_since(pod) >= newest for pod in coordinators),
         serving_current=_current(deployment),
         serving_trouble=next((trouble for pod in coordinators if (trouble := troubles.of(pod))), None),
+        refuted=frozenset(_loads(pod) for pod in coordinators if _finds_another_model(pod)),
         claim=claimed.get("status", {}).get("phase", "Pending") if claimed else None,
         published=layout.from_json(plan.get("data", {}).get("plan.json", "")),
         exposed=_exposed(target, by_name),
@@ -209,6 +213,14 @@ def _current(deployment: Manifest) -> bool:
     seen = status.get("observedGeneration", 0) >= deployment.get("metadata", {}).get("generation", 1)
     wanted = deployment.get("spec", {}).get("replicas", 0)
     return bool(seen and wanted and status.get("updatedReplicas", 0) == wanted == status.get("replicas", 0))
+
+
+def _finds_another_model(pod: Manifest) -> bool:
+    return not troubles.ready(pod) and troubles.exit_status(pod) == REPLACED
+
+
+def _loads(body: Manifest) -> str:
+    return str((body["metadata"].get("annotations") or {}).get(names.LOADS, ""))
 
 
 def _controller(body: Manifest) -> str:

@@ -60,11 +60,12 @@ def worker(target: Target, group: WorkerGroup) -> Manifest:
     return {"metadata": metadata, "spec": merged(spec, (changes and changes.spec) or {})}
 
 
-def serving(target: Target, layout: Layout, file: str, loads: str) -> Manifest:
-    """The pods that serve the API."""
+def serving(target: Target, layout: Layout, file: str, loads: str, fingerprint: str = "") -> Manifest:
+    """The pods that serve the API; with a fingerprint, that model and no other."""
     asked = target.spec.serving
     arguments = ["serve", *_coordinator_arguments(target, layout, file)]
     arguments += ["--host", "0.0.0.0", "--port", str(names.API_PORT)]
+    arguments += ["--fingerprint", fingerprint] if fingerprint else []
     arguments += ["--alias", target.spec.model.alias] if target.spec.model.alias else []
     volumes = [_model_volume(target)]
     container = _container("coordinator", target.serving_image, arguments)
@@ -86,12 +87,15 @@ def serving(target: Target, layout: Layout, file: str, loads: str) -> Manifest:
     }
 
 
-def load(target: Target, layout: Layout, file: str, expect: str = "") -> Manifest:
-    """The pod that loads the model into the workers and proves the split; `expect` are the layers planned for each."""
+def load(target: Target, layout: Layout, file: str, expect: str = "", replaced: bool = False) -> Manifest:
+    """The pod that loads the model into the workers and proves the split.
+
+    `expect` are the layers planned for each; `replaced`: the model is not what was downloaded.
+    """
     model = target.spec.model
     arguments = ["load", *_coordinator_arguments(target, layout, file)]
     arguments += ["--expect", expect] if expect else []
-    if model.scheme == "pvc" and model.sha256:  # what is downloaded was checked when it was
+    if model.sha256 and (model.scheme == "pvc" or replaced):  # what is downloaded was checked when it was
         arguments += ["--sha256", model.sha256]
     arguments += ["--report", REPORT, "--log-format", "json"]
     container = _container("load", target.serving_image, arguments)

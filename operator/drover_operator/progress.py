@@ -3,11 +3,12 @@
 One thing after another: workers, the model's header and then the model, the plan, the load Job, serving. A model that
 is known not to fit is not downloaded. A plan is in force alone: before the load Job starts, whoever serves under an
 older plan is stopped. What a Job found out is remembered in the status, so that neither the Job nor its pod has to
-stay.
+stay. A proof is of one model: if those who serve find another one on the volume, that counts as a failed load, and what
+is there now is loaded and proven anew.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,7 +24,7 @@ from drover_operator.troubles import Trouble
 MOST_FAILURES = 4
 FIRST_PAUSE = 20
 NEVER = float("inf")
-TRANSIENT = ("WorkerUnavailable", "LoadFailed")
+TRANSIENT = ("WorkerUnavailable", "LoadFailed", "ModelChanged")
 """Reasons of a failed load that may be gone at the next one."""
 Remembered = Mapping[str, Any]
 
@@ -39,8 +40,17 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """A model that was replaced after it had been proven: hash of its source, how often; is the present one proven?"""
+
+    of: str
+    count: int
+    proven: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Failures:
-    """Load Jobs that failed in a row for the same model, plan and image."""
+    """Loads in a row that failed, or whose proof did not hold, for the same model, plan and image."""
 
     of: str
     count: int
@@ -62,6 +72,7 @@ class Progress:
     failures: Failures | None = None
     stale_jobs: tuple[str, ...] = ()
     forecast: Forecast = field(default_factory=Forecast)
+    replaced: Replaced | None = None
     again: float | None = None
     """Seconds after which to look again though nothing changes."""
 
@@ -101,9 +112,18 @@ def of(
     """What is next; `before` is the status as it stands, `layout` the plan for the workers as they are."""
     model, fetches = _model(target, facts, before)
     foreseen = forecast.of(target, facts.header, layout, before, model.bytes or 0 if model else None)
-    loads, base = _hashes(target, layout, fetches)
+    replaced = _replaced(before, fetches)
+    loads, base = _hashes(target, layout, fetches, replaced)
     report = _report(facts.load, loads, before)
     failures = _failures(facts.load, report, loads, base, before, now)
+    if report and report.get("ok"):
+        if loads in facts.refuted:
+            replaced = Replaced(fetches, replaced.count + 1 if replaced else 1)
+            failures = _one_more(_counted(before, base), base, loads, now)
+            loads, report = _hashes(target, layout, fetches, replaced)[0], None
+        elif replaced is not None:  # what made it be loaded anew stays counted until all have found it
+            replaced = replace(replaced, proven=True)
+            failures = None if _all_serve(target, facts) else _counted(before, base)
     pause = _pause(failures, base, now)
     retry = _transient(report) and failures is not None and pause == 0
     stale = _stale(target, facts, foreseen, fetches, "again" if retry else loads)
@@ -127,9 +147,11 @@ def of(
         expect=foreseen.expect,
         load=start,
         serve=bool(report and report.get("ok")),
+        fingerprint=str(report.get("fingerprint") or "") if report and report.get("ok") else "",
+        replaced=replaced is not None,
     )
     again = pause if 0 < pause < NEVER and (report is None or _transient(report)) else None
-    return Progress(stage, model, fetches, loads, report, trouble, failures, stale, foreseen, again)
+    return Progress(stage, model, fetches, loads, report, trouble, failures, stale, foreseen, replaced, again)
 
 
 def _model(target: Target, facts: Facts, before: Remembered) -> tuple[Model | None, str]:
@@ -163,8 +185,20 @@ def _fetch_wanted(target: Target, facts: Facts, foreseen: Forecast, model: Model
     return foreseen.fits and model is None and idle and not target.spec.suspend
 
 
-def _hashes(target: Target, layout: Layout | None, fetches: str) -> tuple[str, str]:
-    """What a load is about: with the workers' identity, and without."""
+def _replaced(before: Remembered, fetches: str) -> Replaced | None:
+    """What is remembered of the model of this source."""
+    known = before.get("modelReplaced") or {}
+    return Replaced(fetches, known["count"], known["proven"]) if known.get("of") == fetches else None
+
+
+def _all_serve(target: Target, facts: Facts) -> bool:
+    """Every coordinator there is to be has found the model that was proven."""
+    asked = target.spec.serving
+    return not asked.enabled or (facts.serving_current and facts.serving_ready >= asked.replicas)
+
+
+def _hashes(target: Target, layout: Layout | None, fetches: str, replaced: Replaced | None) -> tuple[str, str]:
+    """What a load is about: with the workers' identity and how often the model was replaced, and without."""
     if layout is None:
         return "", ""
     spec = target.spec
@@ -178,7 +212,8 @@ def _hashes(target: Target, layout: Layout | None, fetches: str) -> tuple[str, s
         layout.proportions,
         target.serving_image,
     ]
-    return names.digest([about, dict(layout.pods)]), names.digest(about)
+    times = [replaced.count] if replaced else []
+    return names.digest([about, dict(layout.pods), *times]), names.digest(about)
 
 
 def _report(job: Job | None, loads: str, before: Remembered) -> Remembered | None:
@@ -201,15 +236,22 @@ def _failures(
     job: Job | None, report: Remembered | None, loads: str, base: str, before: Remembered, now: datetime
 ) -> Failures | None:
     """Failures in a row, this one counted once; a success or another plan begins anew."""
-    known = before.get("loadFailures") or {}
-    counted = Failures(known["of"], known["count"], known["job"], known["time"]) if known else None
+    counted = _counted(before, base)
     if report and report.get("ok"):
         return None
-    if counted is not None and base and counted.of != base:
-        counted = None
     if job is None or job.of != loads or report is None or (counted and counted.job == job.uid):
         return counted
-    return Failures(base, (counted.count if counted else 0) + 1, job.uid, stamp(now))
+    return _one_more(counted, base, job.uid, now)
+
+
+def _counted(before: Remembered, base: str) -> Failures | None:
+    known = before.get("loadFailures") or {}
+    counted = Failures(known["of"], known["count"], known["job"], known["time"]) if known else None
+    return None if counted is not None and base and counted.of != base else counted
+
+
+def _one_more(counted: Failures | None, base: str, which: str, now: datetime) -> Failures:
+    return Failures(base, (counted.count if counted else 0) + 1, which, stamp(now))
 
 
 def _pause(failures: Failures | None, base: str, now: datetime) -> float:

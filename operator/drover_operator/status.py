@@ -72,6 +72,9 @@ def of(
         model = progress.model
         facts_of = {"of": model.of, "file": model.file, "bytes": model.bytes, "message": model.message}
         made["model"] = {name: value for name, value in facts_of.items() if value}
+    if progress.replaced is not None:
+        replaced = progress.replaced
+        made["modelReplaced"] = {"of": replaced.of, "count": replaced.count, "proven": replaced.proven}
     if progress.failures is not None:
         failures = progress.failures
         made["loadFailures"] = {
@@ -117,6 +120,7 @@ REPORTED = (
     "bytesUploaded",
     "bytesCached",
     "stages",
+    "fingerprint",
 )
 
 
@@ -189,7 +193,18 @@ UNREADABLE = ("ModelUnreadable", "ChecksumMismatch")
 
 
 def _retry(view: View) -> str:
+    report = view.progress.report or {}
+    if _was_replaced(view) and report.get("reason") == "ChecksumMismatch":
+        return (
+            "; the file was replaced after it had been proven: write the new one's hash into spec.model.sha256, or put "
+            f"the old one back and delete the Job {names.load(view.target.name)}"
+        )
     return f"; to try again, change the spec or delete the Job {names.load(view.target.name)}"
+
+
+def _was_replaced(view: View) -> bool:
+    """Whether the model that is there took the place of a proven one, and is not proven itself."""
+    return view.progress.replaced is not None and not view.progress.replaced.proven
 
 
 def _planned(view: View) -> Said:
@@ -224,14 +239,26 @@ def _split_verified(view: View) -> Said:
         if job.trouble:
             return Said("False", job.trouble.reason, job.trouble.message)
         last = f"; the last attempt said: {job.message}" if job.message else ""
-        return Said("Unknown", "Loading", f"the Job {name} loads the model into the workers{last}")
+        first = f"{REPLACED}: " if _was_replaced(view) else ""
+        return Said("Unknown", "Loading", f"{first}the Job {name} loads the model into the workers{last}")
     if progress.failures and progress.failures.count >= MOST_FAILURES:
+        if _was_replaced(view):
+            return Said("False", "TooManyFailures", f"{MOST_FAILURES} {NOT_HELD}")
         return Said("False", "TooManyFailures", f"{MOST_FAILURES} loads in a row have failed; change the spec to go on")
+    if _was_replaced(view) and not view.target.spec.suspend:
+        return Said("False", "ModelReplaced", f"{REPLACED}; what is there now will be loaded and proven anew")
     if progress.failures and progress.again:
         return Said("Unknown", "Pausing", f"load {progress.failures.count} has failed; the next follows after a pause")
     if view.target.spec.suspend:
         return Said("Unknown", "Suspended", "nothing is loaded while the cluster is suspended")
     return Said("Unknown", "Waiting", "a load waits for workers, model and plan")
+
+
+REPLACED = "the model on the volume was replaced after it had been proven"
+NOT_HELD = (
+    "loads in a row have failed, or were of another model than those who serve find on the volume: see that all nodes "
+    "show the same file, and that nobody writes to it; change the spec to go on"
+)
 
 
 def _serving(view: View) -> Said:

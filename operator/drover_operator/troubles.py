@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from drover_operator.target import Manifest
 
 KILLED = 137
+CUT_SHORT = 135
+"""Of a process that read a mapped file behind its end (SIGBUS)."""
 LONGEST = 400
 
 
@@ -77,12 +79,25 @@ def started(pod: Manifest) -> str:
 
 def last_words(pod: Manifest) -> str:
     """What the pod's container left as its termination message, the last time it ended."""
+    ended = _last_end(pod)
+    if ended is None:
+        return ""
+    text = "" if ended.get("exitCode") == CUT_SHORT else (ended.get("message") or "").strip()
+    return text or _ending(ended)
+
+
+def exit_status(pod: Manifest) -> int | None:
+    """The exit status of the pod's container, the last time it ended."""
+    return (_last_end(pod) or {}).get("exitCode")
+
+
+def _last_end(pod: Manifest) -> Manifest | None:
     for status in pod.get("status", {}).get("containerStatuses") or ():
         for state in (status.get("state") or {}, status.get("lastState") or {}):
             if "terminated" in state:
-                text = (state["terminated"].get("message") or "").strip()
-                return text or _ending(state["terminated"])
-    return ""
+                ended: Manifest = state["terminated"]
+                return ended
+    return None
 
 
 def _found(name: str, pod: Manifest) -> Iterator[Trouble]:
@@ -118,6 +133,10 @@ def _ending(terminated: Manifest) -> str:
         return "it was killed for using more memory than resources.limits.memory allows"
     if code == KILLED:
         return "it was killed (SIGKILL)"
+    if code == CUT_SHORT:
+        return (
+            "it was killed (SIGBUS): a file was cut short while it was read; move a new file into the old one's place"
+        )
     return f"it ended with exit status {code}"
 
 

@@ -1,16 +1,18 @@
 """GGUF files good and bad: everything wrong is a ModelError that says what, and nothing else ever comes out."""
 
+import os
 import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 
-from drover.coordinator.model_file import ModelFile
+from drover.coordinator.model_file import ModelFile, stamp_of
 from drover.coordinator.model_header import read_header
-from drover.errors import ModelError
+from drover.errors import ModelChangedError, ModelError
 from drover.ggml import types
 
 ROWS = np.arange(8 * 256, dtype=np.float32).reshape(8, 256)
@@ -84,6 +86,39 @@ def test_data_is_mapped_and_read_only_and_outlives_the_file(model_path: Path) ->
         data = model.data("a.weight")
         assert data.readonly
     assert np.array_equal(np.frombuffer(data, np.float32).reshape(ROWS.shape), ROWS)
+
+
+def renamed(path: Path) -> None:
+    new = path.with_name("new.gguf")
+    new.write_bytes(path.read_bytes())
+    new.replace(path)
+
+
+def written(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    os.utime(path, ns=(0, 1))
+
+
+@pytest.mark.parametrize("change", [renamed, written, Path.unlink, lambda path: path.write_bytes(b"GGUF")])
+def test_a_file_that_changes_while_it_is_open_is_told(model_path: Path, change: Callable[[Path], object]) -> None:
+    with ModelFile(model_path) as model:
+        model.check_unchanged()
+        change(model_path)
+        with pytest.raises(ModelChangedError, match=r"model\.gguf: changed while it was being read; try again once"):
+            model.check_unchanged()
+
+
+def test_a_file_that_changed_before_it_was_opened_is_told(model_path: Path) -> None:
+    with ModelFile(model_path) as model, model_path.open("rb") as before:
+        known = {model_path: stamp_of(before.fileno())}
+        model.check_unchanged(known)
+    renamed(model_path)
+    with ModelFile(model_path) as model:
+        model.check_unchanged()
+        with pytest.raises(ModelChangedError):
+            model.check_unchanged(known)
 
 
 def test_values_have_the_type_asked_for(model_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import gguf
 import pytest
 
+from drover.coordinator.model_file import ModelFile
 from drover.worker.devices.device import Buffer
 from drover.worker.devices.reference.device import ReferenceDevice
 from drover.worker.memory import SharedDevice
@@ -86,12 +88,63 @@ def test_the_proof_of_two_workers_and_then_from_their_caches(tmp_path: Path) -> 
         assert (uploaded >= data["model"]["bytes"], data["bytesCached"]) == (True, 0)
         assert data["tokensPerSecond"] > 0
         assert data["promptTokensPerSecond"] > 0
-        assert data["predictedTokensPerSecond"] is None
+        assert 0.01 < data["predictedTokensPerSecond"] / data["tokensPerSecond"] < 100
+        assert (
+            f"; {data['tokensPerSecond']:g} tokens/s, {data['predictedTokensPerSecond']:g} predicted" in data["message"]
+        )
         assert data["text"]
         status, again, _ = load(drover.MODEL, *workers)
         assert status == 0
         assert (again["bytesUploaded"], again["bytesCached"]) == (0, uploaded)
         assert again["text"] == data["text"]
+
+
+class Meddling(ReferenceDevice):
+    """A device on whose machine something happens when the first weights come."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__(64 << 20)
+        self._act: Callable[[], object] | None = act
+
+    def window(self, buffer: Buffer, offset: int, size: int) -> memoryview:
+        if self._act is not None and size > 1000:
+            self._act()
+            self._act = None
+        return super().window(buffer, offset, size)
+
+
+def test_a_model_that_is_replaced_while_it_is_loaded_is_not_proven(tmp_path: Path) -> None:
+    model, new = tmp_path / "m.gguf", tmp_path / "new.gguf"
+    for path in (model, new):
+        shutil.copy(drover.MODEL, path)
+    with serving(Meddling(lambda: new.replace(model))) as endpoint:
+        status, report, _ = load(model, "--rpc", endpoint, *SMALL)
+        assert (status, report["ok"], report["reason"]) == (3, False, "ModelChanged")
+        assert report["message"] == f"{model}: changed while it was being read; try again once it is there whole"
+        status, report, _ = load(model, "--rpc", endpoint, *SMALL)
+    assert (status, report["reason"]) == (0, "Verified")
+
+
+def test_who_serves_notices_that_the_model_is_another_one(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    shutil.copy(drover.MODEL, model)
+    with worker() as endpoint:
+        fingerprint = load(model, "--rpc", endpoint, *SMALL)[1]["fingerprint"]
+        command = [drover.COMMAND, "serve", str(model), "--rpc", endpoint, "--fingerprint", fingerprint, *SMALL]
+        once = ("--prompt", "The", "-n", "1")
+        done = subprocess.run([*command, *once], capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stderr
+        other = bytearray(drover.MODEL.read_bytes())
+        with ModelFile(model) as file:
+            other[file.tensors["output_norm.weight"].offset] ^= 1
+        (tmp_path / "new.gguf").write_bytes(other)
+        (tmp_path / "new.gguf").replace(model)
+        done = subprocess.run([*command, "--port", "0"], capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 4
+        assert f"drover: error: {model}: another model than the one that was proven" in done.stderr.splitlines()[-1]
+        status, report, _ = load(model, "--rpc", endpoint, *SMALL)
+    assert (status, report["ok"]) == (0, True)
+    assert report["fingerprint"] != fingerprint
 
 
 @pytest.mark.interop

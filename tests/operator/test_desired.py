@@ -233,6 +233,18 @@ def test_the_load_is_told_what_was_planned() -> None:
     assert "--expect" not in arguments("Job", "herd-load")
 
 
+def test_pods_that_serve_take_the_model_that_was_proven_and_no_other() -> None:
+    words = arguments("Deployment", "herd", {"fingerprint": "f" * 32})
+    assert words[words.index("--fingerprint") + 1] == "f" * 32
+    assert "--fingerprint" not in arguments("Deployment", "herd")
+
+
+def test_a_download_that_was_replaced_is_checked_again() -> None:
+    spec = {"model": {"source": "hf://o/r/m.gguf", "sha256": "0" * 64, "storage": {"size": "1Gi"}}}
+    assert "--sha256" not in arguments("Job", "herd-load", **spec)
+    assert "--sha256" in arguments("Job", "herd-load", {"replaced": True}, **spec)
+
+
 @pytest.mark.parametrize(
     ("group", "resources"),
     [

@@ -1,6 +1,7 @@
 """Objects as the API server gives them -> facts; and pod statuses -> what to do about them."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -105,6 +106,16 @@ def test_the_last_pod_of_a_job_counts() -> None:
     assert found.message == "second"
 
 
+def test_the_last_line_of_a_log_is_not_why_a_file_was_cut_short() -> None:
+    objects = [
+        job("herd-load", "load", "l", "Failed"),
+        ended("herd-load-a", "load", "uid-herd-load", '{"event": "loading"}', 135),
+    ]
+    found = observed.read(TARGET, objects).load
+    assert found is not None
+    assert found.message.startswith("it was killed (SIGBUS): a file was cut short while it was read")
+
+
 def test_pods_that_may_still_act() -> None:
     objects = [
         pod("herd-load-a", "load", phase="Succeeded"),
@@ -128,6 +139,23 @@ def test_a_coordinator_that_was_ready_before_a_worker_started_anew_does_not_serv
     worker = pod("herd-w-0", containerStatuses=[{"state": {"running": {"startedAt": f"2026-01-01T00:{again}Z"}}}])
     facts = observed.read(TARGET, [worker, pod("herd-1", "coordinator", conditions=[since])])
     assert (facts.coordinators, facts.serving_ready) == (1, serving)
+
+
+@pytest.mark.parametrize(
+    ("status", "refuted"),
+    [
+        (lambda: crashed(exitCode=4), {"l"}),
+        (lambda: crashed(exitCode=1), set()),
+        (lambda: {"containerStatuses": [{"state": {"terminated": {"exitCode": 4}}}]}, {"l"}),
+        (lambda: crashed(exitCode=4) | {"phase": "Failed"}, set()),
+        (lambda: crashed(exitCode=4) | {"conditions": [{"type": "Ready", "status": "True"}]}, set()),
+        (dict, set()),
+    ],
+)
+def test_pods_that_find_another_model_than_was_proven(status: Callable[[], Body], refuted: set[str]) -> None:
+    found = pod("herd-1", "coordinator", **({"conditions": []} | status()))
+    found["metadata"]["annotations"] = {"drover.dev/loads": "l"}
+    assert observed.read(TARGET, [found]).refuted == refuted
 
 
 def test_what_belongs_to_another_of_the_same_name_does_not_count() -> None:
@@ -201,6 +229,7 @@ NODES = "0/3 nodes are available: "
         (crashed(exitCode=1, message="a\nb\nOSError: c\n"), "Crashing", "3 times so far: OSError: c"),
         (crashed(exitCode=137, reason="OOMKilled"), "Crashing", "more memory than resources.limits.memory allows"),
         (crashed(exitCode=137, reason="Error"), "Crashing", "it was killed (SIGKILL)"),
+        (crashed(exitCode=135, reason="Error"), "Crashing", "(SIGBUS): a file was cut short while it was read"),
         ({"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory"}, "PodFailed", "low on mem"),
     ],
 )

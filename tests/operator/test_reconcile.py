@@ -508,6 +508,100 @@ def test_a_crash_loop_of_workers_does_not_load_for_ever(world: World) -> None:
     assert world.said("SplitVerified") == ("False", "TooManyFailures")
 
 
+def proven(world: World, fingerprint: str) -> None:
+    """What the load Job will find."""
+    world.api.ends["herd-load"] = (0, LOADED | {"fingerprint": fingerprint})
+
+
+def serving_arguments(world: World) -> str:
+    return " ".join(world.api.one("Deployment", "herd")["spec"]["template"]["spec"]["containers"][0]["args"])
+
+
+def test_a_model_that_is_replaced_under_a_running_cluster_is_proven_anew(world: World) -> None:
+    proven(world, "aaaa")
+    world.run()
+    assert world.status["report"]["fingerprint"] == "aaaa"
+    assert "--fingerprint aaaa " in serving_arguments(world)
+    first = world.api.one("Job", "herd-load")["metadata"]
+    world.api.volume = "bbbb"
+    proven(world, "bbbb")
+    world.run()
+    assert world.said("SplitVerified") == ("False", "ModelReplaced")
+    assert world.said("Ready") == ("False", "ModelReplaced")
+    assert not world.api.has("Job", "herd-load")
+    assert world.api.one("Deployment", "herd")["spec"]["replicas"] == 0
+    told = [(kind, reason) for kind, reason, _ in world.api.events if reason == "ModelReplaced"]
+    assert told == [("Warning", "ModelReplaced")]
+    assert world.cycle().again == 20
+    world.wait(20)
+    world.run()
+    assert world.said("Ready")[0] == "True"
+    assert world.status["report"]["fingerprint"] == "bbbb"
+    assert "--fingerprint bbbb " in serving_arguments(world)
+    second = world.api.one("Job", "herd-load")["metadata"]
+    assert second["annotations"]["drover.dev/loads"] != first["annotations"]["drover.dev/loads"]
+    assert "loadFailures" not in world.status
+    assert world.status["modelReplaced"]["proven"] is True
+    assert (world.cycle().writes, world.cycle().again) == (0, None)
+
+
+def test_a_model_that_is_replaced_while_the_operator_is_away_is_proven_anew(world: World) -> None:
+    proven(world, "aaaa")
+    world.run()
+    world.restart()
+    world.api.volume = "bbbb"
+    proven(world, "bbbb")
+    world.run()
+    world.restart()
+    world.wait(20)
+    world.run()
+    assert world.said("Ready")[0] == "True"
+    assert world.status["report"]["fingerprint"] == "bbbb"
+
+
+def test_a_replaced_model_of_another_hash_than_the_spec_says_is_not_served(world: World) -> None:
+    proven(world, "aaaa")
+    world.run()
+    world.api.volume = "bbbb"
+    mismatch = {"ok": False, "reason": "ChecksumMismatch", "message": "m.gguf has the SHA-256 1, and should have 2"}
+    world.api.ends["herd-load"] = (1, mismatch)
+    world.run()
+    world.wait(20)
+    world.run()
+    for name in ("SplitVerified", "ModelAvailable"):
+        assert world.said(name) == ("False", "ChecksumMismatch")
+        assert "write the new one's hash into spec.model.sha256" in world.message(name)
+    assert world.api.one("Deployment", "herd")["spec"]["replicas"] == 0
+    assert world.cycle().again is None
+    world.api.volume = "aaaa"
+    proven(world, "aaaa")
+    world.api.remove(world.api.one("Job", "herd-load"))
+    world.wait(40)
+    world.run()
+    assert world.said("Ready")[0] == "True"
+
+
+def test_nodes_that_do_not_show_the_same_file_do_not_load_for_ever(world: World) -> None:
+    proven(world, "aaaa")
+    world.api.volume = "bbbb"
+    pauses = []
+    for _ in range(8):
+        world.run()
+        world.api.settle()
+        again = world.cycle().again
+        pauses.append(again)
+        world.wait(again or 3600)
+    assert pauses[:3] == [20, 40, 80]
+    assert set(pauses[3:]) == {None}
+    assert world.api.writes.count("apply Job herd-load") == 4
+    assert world.said("SplitVerified") == ("False", "TooManyFailures")
+    assert "see that all nodes show the same file" in world.message("SplitVerified")
+    world.api.volume = "aaaa"
+    world.api.change("herd", context=2048)
+    world.run()
+    assert world.said("Ready")[0] == "True"
+
+
 def test_memory_that_is_about_the_same_keeps_the_plan(world: World) -> None:
     world.totals = {"10.0.0.1": [1000 << 20], "10.0.0.2": [1000 << 20]}
     world.run()
@@ -649,6 +743,38 @@ def test_killed_while_a_model_is_found_too_large_it_comes_to_the_same(world: Wor
         other.restart()
         story(other)
         end(other)
+        assert shape(other.api) == wanted, moment
+
+
+def test_killed_while_a_model_is_replaced_it_comes_to_the_same(world: World) -> None:
+    def replaced(other: World) -> None:
+        other.api.volume = "bbbb"
+        proven(other, "bbbb")
+
+    def finish(other: World) -> None:
+        for _ in range(3):  # one that was killed before it wrote the status finds out once more
+            other.run()
+            other.wait(60)
+        other.run()
+
+    proven(world, "aaaa")
+    world.run()
+    before = world.api.calls
+    replaced(world)
+    finish(world)
+    wanted, calls = shape(world.api), world.api.calls
+    for moment in range(before + 1, calls + 1):
+        other = World()
+        other.api.create(body())
+        other.api.ends = {**world.api.ends}
+        proven(other, "aaaa")
+        other.run()
+        replaced(other)
+        other.api.dies_after = moment
+        with pytest.raises(PowerCutError):
+            finish(other)
+        other.restart()
+        finish(other)
         assert shape(other.api) == wanted, moment
 
 

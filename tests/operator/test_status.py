@@ -10,7 +10,7 @@ from drover_operator.crd_status import STATUS
 from drover_operator.desired import Stage
 from drover_operator.forecast import Forecast, Header
 from drover_operator.observed import Facts, Job, Worker
-from drover_operator.progress import Failures, Model, Progress
+from drover_operator.progress import Failures, Model, Progress, Replaced
 from drover_operator.troubles import Trouble
 from support.operator_world import DEFAULTS, body
 
@@ -63,6 +63,7 @@ def job(state: Any, message: str = "", **rest: Any) -> Job:
     return Job("uid", rest.pop("of", "f"), state, message, **rest)
 
 
+GONE = Replaced("f", 1)
 NO_MODEL = Progress(Stage(), None, "f")
 
 
@@ -161,6 +162,19 @@ def test_a_file_that_the_load_cannot_read_is_no_model() -> None:
         )
 
 
+def test_a_replaced_file_with_another_hash_says_what_to_do() -> None:
+    report = {"reason": "ChecksumMismatch", "message": "m.gguf has the SHA-256 1, and should have 2"}
+    for replaced, advice in (
+        (GONE, "write the new one's hash into spec.model.sha256, or put the old one back and delete the Job herd-load"),
+        (None, "to try again, change the spec or delete the Job herd-load"),
+    ):
+        unlike = loading(model=Model("f", "m.gguf"), report=report, replaced=replaced)
+        for name in ("ModelAvailable", "SplitVerified"):
+            word, reason, message = said(name, Facts(), unlike)
+            assert (word, reason) == ("False", "ChecksumMismatch")
+            assert message.endswith(advice)
+
+
 def test_a_download_that_is_tried_again_says_why() -> None:
     _, reason, message = said("ModelAvailable", Facts(fetch=job("running", "no such host")), NO_MODEL)
     assert reason == "Fetching"
@@ -197,6 +211,22 @@ def loading(**changes: Any) -> Progress:
         ),
         (Facts(), loading(again=5, failures=Failures("b", 1, "", "")), ("Unknown", "Pausing", "load 1 has failed")),
         (Facts(), loading(failures=Failures("b", 4, "", "")), ("False", "TooManyFailures", "4 loads in a row")),
+        (
+            Facts(),
+            loading(replaced=GONE, again=20, failures=Failures("b", 1, "", "")),
+            ("False", "ModelReplaced", "was replaced after it had been proven; what is there now will be loaded"),
+        ),
+        (
+            Facts(load=job("running", of="l")),
+            loading(replaced=GONE),
+            ("Unknown", "Loading", "was replaced after it had been proven: the Job herd-load loads"),
+        ),
+        (
+            Facts(),
+            loading(replaced=GONE, failures=Failures("b", 4, "", "")),
+            ("False", "TooManyFailures", "see that all nodes show the same file"),
+        ),
+        (Facts(), loading(replaced=Replaced("f", 1, proven=True)), ("Unknown", "Waiting", "")),
     ],
 )
 def test_split_verified(facts: Facts, reached: Progress, expected: tuple[str, str, str]) -> None:

@@ -41,6 +41,8 @@ class FakeKubernetes:
         self.dies_after: int | None = None
         self.refuse: Callable[[Manifest], str | None] = lambda manifest: None
         self.ends: dict[str, tuple[int, Manifest | str]] = {}
+        self.volume = ""
+        """Fingerprint of the model that serving pods find; "" for what they were told."""
         self._uids = itertools.count(1)
 
     # What `cluster` offers.
@@ -162,8 +164,20 @@ class FakeKubernetes:
         for index in range(replicas):
             if not self.has("Pod", f"{name}-{revision}-{index}"):
                 self._pod(body, f"{name}-{revision}-{index}", index, revision)
+        for pod in self._pods_of(body):
+            self._look_at_the_model(body, pod)
         generation = body["metadata"]["generation"]
         body["status"] = {"observedGeneration": generation, "replicas": replicas, "updatedReplicas": replicas}
+
+    def _look_at_the_model(self, deployment: Manifest, pod: Manifest) -> None:
+        """A coordinator that starts ends with status 4 if the model is not the one it was told."""
+        told = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+        if self.volume and "--fingerprint" in told and told[told.index("--fingerprint") + 1] != self.volume:
+            ended = {"terminated": {"exitCode": 4, "message": "drover: error: another model"}}
+            pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+            pod["status"]["containerStatuses"] = [
+                {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended, "ready": False}
+            ]
 
     def _job(self, body: Manifest) -> None:
         name = body["metadata"]["name"]
@@ -195,7 +209,7 @@ class FakeKubernetes:
                 "namespace": metadata["namespace"],
                 "uid": uid,
                 "labels": template["metadata"]["labels"],
-                "annotations": {"revision": revision},
+                "annotations": {**template["metadata"].get("annotations", {}), "revision": revision},
                 "ownerReferences": [{"kind": owner["kind"], "uid": metadata["uid"], "controller": True}],
             },
             "status": {

@@ -1,6 +1,7 @@
 """The `drover` command: one sub-command for each thing it can do, each defined where that thing is.
 
-Nothing heavy is imported before a sub-command runs. An error of ours is one line and exit status 1, never a traceback.
+Nothing heavy is imported before a sub-command runs. An error of ours is one line and exit status 1 (4 for another model
+than the one that was proven), never a traceback.
 """
 
 import sys
@@ -11,9 +12,10 @@ from typing import Annotated
 import typer
 
 import drover
+from drover import reports
 from drover.coordinator.__main__ import serve, shares
 from drover.coordinator.load_command import load
-from drover.errors import DroverError
+from drover.errors import DroverError, ModelReplacedError
 from drover.fetch.command import fetch
 from drover.sizes import parse_size
 from drover.worker.__main__ import worker
@@ -97,7 +99,7 @@ def main() -> int:
         app()
     except DroverError as error:
         print(f"drover: error: {error}", file=sys.stderr)
-        return 1
+        return reports.REPLACED if isinstance(error, ModelReplacedError) else reports.FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0

@@ -48,6 +48,14 @@ class ChecksumError(ModelError):
     """A model file is not the one that was asked for."""
 
 
+class ModelChangedError(ModelError):
+    """A model file was changed while it was being read: what was read may be of two files."""
+
+
+class ModelReplacedError(ModelError):
+    """A model file is another one than the one that was proven."""
+
+
 class FetchError(DroverError):
     """A model cannot be fetched; `reason` is one word for machines, `transient` whether it may work later."""
 

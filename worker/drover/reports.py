@@ -17,7 +17,9 @@ from drover.errors import (
     DroverError,
     FetchError,
     IncompatibleWorkerError,
+    ModelChangedError,
     ModelError,
+    ModelReplacedError,
     PlanError,
     RequestError,
     ResultError,
@@ -30,6 +32,8 @@ FAILED = 1
 """Exit status of a failure that comes again."""
 RETRY = 3
 """Exit status of a failure that may be gone at the next attempt."""
+REPLACED = 4
+"""Exit status of `drover serve` where the model's file has another fingerprint than it was told."""
 _TEXT_LIMITS = (1000, 400, 160)
 
 REASONS: tuple[tuple[type[DroverError], str, int], ...] = (
@@ -38,6 +42,8 @@ REASONS: tuple[tuple[type[DroverError], str, int], ...] = (
     (DeviceError, "OutOfMemory", FAILED),
     (ArchitectureError, "UnsupportedArchitecture", FAILED),
     (ChecksumError, "ChecksumMismatch", FAILED),
+    (ModelChangedError, "ModelChanged", RETRY),
+    (ModelReplacedError, "ModelReplaced", REPLACED),
     (ModelError, "ModelUnreadable", FAILED),
     (ShortageError, "DoesNotFit", FAILED),
     (PlanError, "InvalidSplit", FAILED),
@@ -87,6 +93,7 @@ class LoadReport:
     tokens_per_second: float | None = None
     predicted_tokens_per_second: float | None = None
     text: str | None = None
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

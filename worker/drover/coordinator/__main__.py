@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import structlog
 import typer
 
-from drover import logs
+from drover import logs, reports
 from drover.coordinator.settings import CACHE_TYPES, DEFAULT_CONTEXT, DEFAULT_GRACE, DEFAULT_PORT, Config
-from drover.errors import DroverError
+from drover.errors import DroverError, ModelReplacedError
 from drover.herd import sigterm_unwinds
 
 INTERRUPTED = 130
@@ -49,6 +49,9 @@ def serve(
     api_key_file: Annotated[Path | None, typer.Option(help="File that holds that key.")] = None,
     grace: Annotated[float, typer.Option(min=0, help="Seconds that answers may take at SIGTERM.")] = DEFAULT_GRACE,
     alias: Annotated[str | None, typer.Option(help="What the API calls the model [default: its file name].")] = None,
+    fingerprint: Annotated[
+        str | None, typer.Option(help="What `drover load` reported of the model; another one ends with status 4.")
+    ] = None,
     log_format: Annotated[str, typer.Option(help="console or json.")] = "console",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
     prompt: Annotated[str | None, typer.Option("--prompt", help="Continue this text and end; no API.")] = None,
@@ -81,6 +84,7 @@ def serve(
         grace=grace,
         alias=alias,
         verbose=verbose,
+        fingerprint=fingerprint,
         prompt=prompt,
         max_tokens=max_tokens,
         temperature=temperature,
@@ -109,14 +113,14 @@ def run(config: Config) -> None:
 
 
 def main() -> int:
-    """Run the command; an error of ours is one line and exit status 1."""
+    """Run the command; an error of ours is one line and exit status 1, or 4 for another model than was proven."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(serve)
     try:
         app()
     except DroverError as error:
         print(f"drover: error: {error}", file=sys.stderr)
-        return 1
+        return reports.REPLACED if isinstance(error, ModelReplacedError) else reports.FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0

@@ -11,7 +11,7 @@ import numpy as np
 import structlog
 
 from drover import plan
-from drover.coordinator import local_devices
+from drover.coordinator import fingerprint, local_devices
 from drover.coordinator.architectures.blocks import Model, Span
 from drover.coordinator.chat import ChatTemplate
 from drover.coordinator.display import LoadingDisplay, StageRow
@@ -41,6 +41,8 @@ def assemble(config: Config, lifecycle: Lifecycle) -> Iterator[Running]:
     """Open the model, reach the workers, load them and start the engine; ends all of it with the context."""
     with ExitStack() as stack:
         file = stack.enter_context(ModelFile(config.model))
+        if config.fingerprint is not None:
+            fingerprint.check(file, config.fingerprint)
         needs = Needs(file, config)
         tokenizer = _tokenizer(file, needs.model)
         chat = ChatTemplate.from_model(file, tokenizer)
@@ -49,7 +51,10 @@ def assemble(config: Config, lifecycle: Lifecycle) -> Iterator[Running]:
         layout = needs.split(rooms)
         started = time.perf_counter()
         placement = [(devices[stage.device_index], needs.span(stage)) for stage in layout.stages]
-        stages = _load(file, needs, placement, lifecycle)
+        try:
+            stages = _load(file, needs, placement, lifecycle)
+        finally:  # a file that changed explains whatever else is wrong
+            file.check_unchanged()
         seconds = time.perf_counter() - started
         rows = [_row(needs, stage, devices[stage.device_index], rooms[stage.device_index]) for stage in layout.stages]
         pipeline = Pipeline(needs.model, stages, needs.largest, time.perf_counter)
@@ -65,7 +70,7 @@ def assemble(config: Config, lifecycle: Lifecycle) -> Iterator[Running]:
         engine.start()
         stack.callback(engine.stop, ENGINE_SECONDS)
         meters = pipeline.meters
-        yield Running(engine, tokenizer, chat, file, needs.facts, devices, rows, stages, meters, seconds)
+        yield Running(engine, tokenizer, chat, file, needs.facts, devices, rows, stages, meters, seconds, needs.model)
 
 
 def preview(config: Config, rooms: Sequence[plan.Room]) -> str:

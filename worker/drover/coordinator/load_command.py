@@ -8,8 +8,9 @@ import dataclasses
 import hashlib
 import json
 import sys
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import structlog
 import typer
@@ -22,6 +23,9 @@ from drover.herd import sigterm_unwinds
 from drover.reports import LoadReport
 
 log = structlog.get_logger()
+
+if TYPE_CHECKING:
+    from drover.coordinator.model_file import Stamp
 
 
 def load(
@@ -63,6 +67,7 @@ def load(
 
 def run(config: Config, expect: str | None = None, sha256: str | None = None) -> tuple[LoadReport, int]:
     """The report and the exit status; no DroverError leaves."""
+    from drover.coordinator import fingerprint
     from drover.coordinator.assembly import assemble
     from drover.coordinator.lifecycle import Lifecycle
     from drover.coordinator.proof import check_expected, prove
@@ -70,7 +75,7 @@ def run(config: Config, expect: str | None = None, sha256: str | None = None) ->
     known = LoadReport(ok=False, reason="", message="")
     try:
         expected = None if expect is None else check_expected(_json_of(expect))
-        _check(config, sha256)
+        hashed = _check(config, sha256)
         with assemble(config, Lifecycle()) as running:
             known = dataclasses.replace(
                 known,
@@ -79,19 +84,24 @@ def run(config: Config, expect: str | None = None, sha256: str | None = None) ->
                 bytes_cached=sum(stage.cached for stage in running.stages),
                 load_seconds=round(running.load_seconds, 3),
             )
-            outcome = prove(running, expected)
+            try:
+                outcome = prove(running, expected, time.perf_counter)
+                outcome = dataclasses.replace(outcome, fingerprint=fingerprint.of(running.file))
+            finally:  # a file that changed explains whatever else is wrong
+                running.file.check_unchanged(hashed)
     except DroverError as error:
         reason, status = reports.reason_of(error)
         return dataclasses.replace(known, reason=reason, message=str(error)), status
-    log.info("proved" if outcome.ok else "not proved", message=outcome.message, text=outcome.text)
+    speeds = {"tokens_per_second": outcome.tokens_per_second, "predicted": outcome.predicted_tokens_per_second}
+    log.info("proved" if outcome.ok else "not proved", message=outcome.message, text=outcome.text, **speeds)
     return outcome, 0 if outcome.ok else reports.FAILED
 
 
-def _check(config: Config, sha256: str | None) -> None:
+def _check(config: Config, sha256: str | None) -> "dict[Path, Stamp]":
+    """What can be checked before a worker is asked; the file that was hashed, if one was."""
     if not config.rpc:
         raise RequestError("--rpc names no worker; write host:port,host:port")
-    if sha256 is not None:
-        _check_hash(config.model, sha256)
+    return {} if sha256 is None else {config.model: _check_hash(config.model, sha256)}
 
 
 def _json_of(text: str) -> object:
@@ -104,12 +114,16 @@ def _json_of(text: str) -> object:
     return data
 
 
-def _check_hash(path: Path, wanted: str) -> None:
+def _check_hash(path: Path, wanted: str) -> "Stamp":
+    from drover.coordinator.model_file import stamp_of
+
     log.info("hashing the model", file=str(path))
     try:
         with path.open("rb") as file:
+            stamp = stamp_of(file.fileno())
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
     if found != wanted.lower():
         raise ChecksumError(f"{path} has the SHA-256 {found}, and should have {wanted}: another file, or damaged")
+    return stamp

@@ -6,16 +6,28 @@ here, so opening takes the same time for any size; `data` hands out views of the
 
 import contextlib
 import mmap
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from drover.coordinator.model_header import check_magic, read_header
 from drover.coordinator.model_index import ModelIndex, Part
-from drover.errors import ModelError
+from drover.errors import ModelChangedError, ModelError
 from drover.sources import SHARD_NAME
 
 MAX_SHARDS = 99_999
+
+
+class Stamp(NamedTuple):
+    """What tells a file from another one of its name, and from itself before it was written to."""
+
+    device: int
+    inode: int
+    size: int
+    written: int
+    """In nanoseconds."""
 
 
 class ModelFile(ModelIndex):
@@ -36,6 +48,23 @@ class ModelFile(ModelIndex):
         if info is None:
             raise ModelError(f"{self.path}: there is no tensor {name!r}")
         return self._shards[info.shard].view[info.offset : info.offset + info.nbytes]
+
+    @property
+    def views(self) -> list[memoryview]:
+        """The whole of every file, in order, as it is mapped."""
+        return [shard.view for shard in self._shards]
+
+    def check_unchanged(self, known: Mapping[Path, Stamp] | None = None) -> None:
+        """ModelChangedError unless the files are those that were opened, and those `known` before that.
+
+        The mapping of a file that was replaced stays what it was; of one that was written to it may be half of either.
+        """
+        for shard in self._shards:
+            before = (known or {}).get(shard.path, shard.stamp)
+            if not before == shard.stamp == _stamp_now(shard.path):
+                raise ModelChangedError(
+                    f"{shard.path}: changed while it was being read; try again once it is there whole"
+                )
 
     def close(self) -> None:
         """Let go of the files; views handed out before keep their mapping alive."""
@@ -80,7 +109,7 @@ class _Shard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._map = _map(path)
+        self._map, self.stamp = _map(path)
         self.view = memoryview(self._map)
         try:
             self.part = Part(path, path.name, read_header(self.view))
@@ -95,12 +124,27 @@ class _Shard:
             self._map.close()
 
 
-def _map(path: Path) -> mmap.mmap:
+def stamp_of(descriptor: int) -> Stamp:
+    """The stamp of an open file."""
+    found = os.fstat(descriptor)
+    return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _stamp_now(path: Path) -> Stamp | None:
+    """The stamp of what has a name now; opened for it, since a network's file system may remember an older answer."""
+    try:
+        with path.open("rb") as file:
+            return stamp_of(file.fileno())
+    except OSError:
+        return None
+
+
+def _map(path: Path) -> tuple[mmap.mmap, Stamp]:
     try:
         with path.open("rb") as file:
             if file.seek(0, 2) == 0:
                 check_magic(memoryview(b""))
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), stamp_of(file.fileno())
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file") from None
     except IsADirectoryError:

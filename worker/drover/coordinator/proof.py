@@ -3,15 +3,19 @@
 It looks from outside: what the workers hold is asked of the workers, and compared with the plan and the file.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
 
+import structlog
+
+from drover.coordinator import measurement, prediction
 from drover.coordinator.display import StageRow
+from drover.coordinator.kv_cache import round_up
 from drover.coordinator.loading import LoadedStage
 from drover.coordinator.model_file import ModelFile
 from drover.coordinator.running import Running
 from drover.coordinator.sequence import Event, FinishEvent, Job, Sampling
-from drover.errors import RequestError, ResultError, WorkerError
+from drover.errors import DeviceError, RequestError, ResultError, WorkerError
 from drover.reports import LoadReport, StageReport
 from drover.sizes import format_size
 
@@ -25,15 +29,21 @@ WARM_UP_TOKENS = 2
 READ_BACK = 64
 """Bytes of every weight that are asked back, from its end."""
 
+log = structlog.get_logger()
+
 Layers = tuple[int, int]
 """First and last layer, both included; the output head counts with the last."""
 
 
-def prove(running: Running, expected: Mapping[str, Layers] | None = None) -> LoadReport:
-    """Check, compute, measure. A fault of the split is in the report; WorkerError and ResultError are raised."""
+def prove(running: Running, expected: Mapping[str, Layers] | None, clock: Callable[[], float]) -> LoadReport:
+    """Check, predict, compute. A fault of the split is in the report; WorkerError and ResultError are raised."""
     before = {(row.worker, row.index): row.free for row in running.rows}
     faults = [*_plan_faults(running, expected), *_held_faults(running)]
-    end, text = _measure(running)
+    prompt, count = _known_prompt(running)
+    predicted = _predicted(running, len(prompt) + count, clock)
+    _generate(running, prompt, min(WARM_UP_TOKENS, count))  # programs are compiled, before the clock counts
+    end, text = _generate(running, prompt, count)
+    measured = _rate(end.completion_tokens - 1, end.decode_seconds)
     faults += _idle_faults(running)
     after = {
         (row.worker, row.index): stage.device.get_device_memory()[0]
@@ -42,7 +52,7 @@ def prove(running: Running, expected: Mapping[str, Layers] | None = None) -> Loa
     return LoadReport(
         ok=not faults,
         reason="SplitMismatch" if faults else "Verified",
-        message="; ".join(faults) or _summary(running),
+        message="; ".join(faults) or _summary(running) + _compared(measured, predicted),
         model=running.model,
         stages=tuple(
             _stage(row, stage, before[row.worker, row.index], after[row.worker, row.index])
@@ -52,7 +62,8 @@ def prove(running: Running, expected: Mapping[str, Layers] | None = None) -> Loa
         bytes_cached=sum(stage.cached for stage in running.stages),
         load_seconds=round(running.load_seconds, 3),
         prompt_tokens_per_second=_rate(end.prompt_tokens, end.prompt_seconds),
-        tokens_per_second=_rate(end.completion_tokens - 1, end.decode_seconds),
+        tokens_per_second=measured,
+        predicted_tokens_per_second=predicted,
         text=text,
     )
 
@@ -106,13 +117,22 @@ def _intact(file: ModelFile, stage: LoadedStage, name: str) -> bool:
     return returned == data[start:]
 
 
-def _measure(running: Running) -> tuple[FinishEvent, str]:
-    """The known prompt twice: once for programs to be compiled, once for the clock; how it ended, and the text."""
+def _known_prompt(running: Running) -> tuple[list[int], int]:
+    """Its tokens, and how many are to follow: as much of either as the context has room for."""
     context = running.engine.context
     prompt = running.tokenizer.encode(PROMPT)[: max(1, min(PROMPT_TOKENS, context // 2))]
-    count = min(ANSWER_TOKENS, context - len(prompt))
-    _generate(running, prompt, min(WARM_UP_TOKENS, count))
-    return _generate(running, prompt, count)
+    return prompt, min(ANSWER_TOKENS, context - len(prompt))
+
+
+def _predicted(running: Running, tokens: int, clock: Callable[[], float]) -> float | None:
+    """Tokens a second that the workers ought to reach; None if a device has no memory left to be measured in."""
+    try:
+        found = measurement.measure(running.decoder, running.stages, round_up(tokens), clock)
+    except DeviceError as error:
+        log.warning("speed is not predicted", why=str(error))
+        return None
+    rate = prediction.tokens_per_second(found)
+    return None if rate is None else round(rate, 2)
 
 
 def _generate(running: Running, prompt: list[int], count: int) -> tuple[FinishEvent, str]:
@@ -155,6 +175,12 @@ def _summary(running: Running) -> str:
     return (
         f"{running.model.layers} layers, {format_size(total)}, on {count} device{'s' if count > 1 else ''} as planned"
     )
+
+
+def _compared(measured: float | None, predicted: float | None) -> str:
+    if measured is None or predicted is None:
+        return ""
+    return f"; {measured:g} tokens/s, {predicted:g} predicted"
 
 
 def _rate(tokens: int, seconds: float) -> float | None:

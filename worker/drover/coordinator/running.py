@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from drover.coordinator.architectures.blocks import Model
 from drover.coordinator.chat import ChatTemplate
 from drover.coordinator.display import StageRow
 from drover.coordinator.engine import Engine
@@ -28,3 +29,5 @@ class Running:
     stages: list[LoadedStage]
     meters: list[Meter]
     load_seconds: float
+    decoder: Model
+    """The model understood: how the graphs of its stages are built."""

@@ -29,6 +29,7 @@ class Config:
     grace: float = DEFAULT_GRACE
     alias: str | None = None
     verbose: bool = False
+    fingerprint: str | None = None
     prompt: str | None = None
     max_tokens: int = 128
     temperature: float = 0.8
