@@ -19,6 +19,7 @@ from cluster.inference import CLAIM, PROMPT, TOKENS, Inference, layers, sample, 
 from cluster.installed import Operator, helm, values
 from cluster.kubectl import Kubectl, until
 from cluster.workloads import Cluster, Upload, container, pod_spec, space
+from drover.coordinator.model_file import ModelFile
 from support.chart import CHART
 from support.drover import MODEL
 
@@ -285,6 +286,36 @@ def test_the_chart_is_upgraded_under_it(
     assert images == [newer.worker_image] * 3
     assert served.status["report"]["bytesUploaded"] == 0
     assert served.complete() == alone
+
+
+def test_a_model_that_is_replaced_on_its_volume_is_proven_anew(
+    cluster: Cluster, served: Inference, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    name, file = "replaced", tmp_path / "replaced.gguf"
+    upload = Upload(kubectl, cluster.worker_image)
+    file.write_bytes(MODEL.read_bytes())
+    upload(file, CLAIM)
+    kubectl.apply(small(name, model={"source": f"pvc://{CLAIM}/{file.name}"}))
+    made = Inference(kubectl, name)
+    made.ready()
+    before, text = made.status["report"], made.complete()
+
+    with ModelFile(MODEL) as model:
+        norm = model.tensors["output_norm.weight"]
+    changed = bytearray(file.read_bytes())
+    changed[norm.offset : norm.offset + norm.nbytes] = bytes(norm.nbytes)
+    file.write_bytes(changed)
+    upload(file, CLAIM)
+    assert made.complete() == text, "who serves has the model that was there"
+    (pod,) = kubectl.items("pods", f"app.kubernetes.io/instance={name},app.kubernetes.io/component=coordinator")
+    kubectl.delete("pod", pod["metadata"]["name"])
+    said = made.until("SplitVerified", "False", "ModelReplaced", 60)
+    assert file.name in said["message"]
+    print(f"replaced model noticed to Ready: {made.ready():.1f} s")
+    assert any(file.name in line for line in made.events("ModelReplaced"))
+    assert made.status["report"]["fingerprint"] != before["fingerprint"]
+    assert made.complete() != text
+    kubectl.delete("inferencecluster", name)
 
 
 def test_an_operator_killed_at_every_step_arrives_all_the_same(

@@ -96,7 +96,7 @@ class Upload:
     image: str
 
     def __call__(self, file: Path, claim_name: str, size: str = "1Gi") -> None:
-        """Make the claim if need be and write the file to its top folder."""
+        """Make the claim if need be and move the file, once it is whole, to its place in the top folder."""
         pod = f"upload-to-{claim_name}"
         waiting = container("upload", self.image, ["sleep", "3600"], {"data": "/data"})
         meta = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}}
@@ -105,5 +105,6 @@ class Upload:
             {**meta, "spec": pod_spec(waiting, claims={"data": claim_name}, terminationGracePeriodSeconds=0)},
         )
         self.kubectl.wait(f"pod/{pod}", "condition=Ready")
-        self.kubectl.execute(pod, "sh", "-c", f"cat > /data/{file.name}", stdin=file.read_bytes())
+        place = f"cd /data && cat > .{file.name}.part && mv .{file.name}.part {file.name}"
+        self.kubectl.execute(pod, "sh", "-c", place, stdin=file.read_bytes())
         self.kubectl.delete("pod", pod)
