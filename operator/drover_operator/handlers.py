@@ -35,7 +35,7 @@ SETTLE = 0.1
 LOOK = 0.2
 """Seconds between two looks whether everything is known, at the start."""
 ROLL = 5.0
-"""Seconds after which a roll is called again, at the start."""
+"""Seconds without anything new after which a roll is called again, at the start."""
 CHUNK = 200
 """Objects in one answer when all are listed: the whole of an answer is in memory."""
 REST = 0.5
@@ -193,7 +193,7 @@ class _NoDifferences(kopf.DiffBaseStorage):
 
 
 class Complete:
-    """Whether the mirror knows all that is on the roll; it is called again after a while, for what went meanwhile."""
+    """Whether the mirror knows all that is on the roll; if some of it stays unknown, it went, and the roll is old."""
 
     def __init__(self, mirror: Mirror, roll: Roll, clock: Callable[[], float]) -> None:
         self._mirror = mirror
@@ -211,9 +211,12 @@ class Complete:
                 self._missing = {body["metadata"]["uid"] for kind, body in roll if kind == KIND or cluster_of(body)}
             except DroverError as error:
                 log.warning("what there is cannot be listed", error=str(error), pause=ROLL)
-        if self._missing is not None:
-            self._missing = self._mirror.lacks(self._missing)
-        return self._missing == set()
+        if self._missing is None:
+            return False
+        missing = self._mirror.lacks(self._missing)
+        if len(missing) < len(self._missing):
+            self._called, self._missing = self._clock(), missing
+        return not missing
 
 
 def register(registry: kopf.OperatorRegistry, queue: WorkQueue, mirror: Mirror) -> None:
