@@ -12,10 +12,10 @@ CHART  := PYTHONPATH=tests $(BIN)/python -m support.chart
 BASE   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test e2e images manifests conformance bench size lock clean
+.PHONY: help install demo check test e2e images manifests conformance bench bench-operator size lock clean
 
 help: ## What can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## Create .venv with the drover command and all that a developer needs
 
@@ -58,6 +58,9 @@ conformance: $(STAMP) ## llama.cpp's own tests of operations and architectures, 
 bench: $(STAMP) ## Speed side by side with the stock worker
 	$(PEER) install
 	PYTHONPATH=tests $(BIN)/python tests/bench_stock.py
+
+bench-operator: $(STAMP) ## The operator and 1,000 InferenceClusters on an API server alone (root, Debian, Go, network)
+	PYTHONPATH=tests $(BIN)/python tests/bench_operator.py
 
 size: ## Lines of code in each folder
 	@find operator worker tests -name '*.py' -not -path '*/__pycache__/*' | xargs wc -l | \

@@ -56,7 +56,7 @@ def run(
     )
     metrics = Metrics()
     metrics.serve(metrics_port)
-    handlers.run(cycle, mirror, watch, metrics)
+    handlers.run(cycle, mirror, partial(api.roll, watch.namespaces), watch, metrics)
 
 
 @app.command("crd")

@@ -21,7 +21,7 @@ ClusterRole; neither namespaces nor CustomResourceDefinitions are read, nor Secr
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -34,7 +34,7 @@ from kubernetes.dynamic import DynamicClient
 
 from drover.spec import API_VERSION, KIND
 from drover_operator import names
-from drover_operator.errors import RefusedError, UnavailableError
+from drover_operator.errors import ExistsError, RefusedError, UnavailableError
 from drover_operator.target import Manifest
 
 log = structlog.get_logger()
@@ -54,10 +54,16 @@ PATHS = {
 }
 OWNED = tuple(kind for kind in PATHS if kind not in ("InferenceCluster", "Event"))
 SECONDS = 20
+PAGE = 500
+METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 LONGEST_MESSAGE = 1000
+
+NO_VERSION = "1"
+"""A resourceVersion that no object has: an apply that names it makes an object, and never changes one."""
 
 _FOR_GOOD = {400, 403, 404, 405, 413, 415, 422}
 """Answers that the same request would get again."""
+_CONFLICT = 409
 _UNTYPED = "failed to create typed patch object"
 """What it says, with status 500, of an apply that has fields of the wrong kind."""
 
@@ -85,13 +91,32 @@ class ApiServer:
             found += [body | {"kind": kind} for body in answer.get("items") or ()]
         return found
 
+    def roll(self, namespaces: Sequence[str]) -> Iterator[tuple[str, Manifest]]:
+        """Kind and metadata of each InferenceCluster and of all with our label; in all namespaces if none is named."""
+        for kind in ("InferenceCluster", *OWNED):
+            for namespace in namespaces or ("",):
+                for page in self._pages(_path(kind, namespace), names.EVERY if kind in OWNED else ""):
+                    yield from ((kind, item) for item in page.get("items") or ())
+
+    def _pages(self, path: str, selector: str) -> Iterator[Manifest]:
+        more = ""
+        while True:
+            asked = {"labelSelector": selector, "limit": str(PAGE), "continue": more}
+            query = [(name, value) for name, value in asked.items() if value]
+            try:
+                page = self._ask("get", path, query=query, accept=METADATA)
+            except _MissingError as error:
+                raise UnavailableError(f"{path}: {error}") from None
+            yield page
+            more = page["metadata"].get("continue", "")
+            if not more:
+                return
+
     def check(self, namespaces: Sequence[str]) -> None:
         """See that InferenceClusters can be listed; UnavailableError if they are not installed or may not be."""
-        prefix, plural = PATHS["InferenceCluster"]
         for namespace in namespaces or ("",):
-            inside = f"namespaces/{quote(namespace, safe='')}/" if namespace else ""
             try:
-                self._ask("get", f"/{prefix}/{inside}{plural}", query=[("limit", "1")])
+                self._ask("get", _path("InferenceCluster", namespace), query=[("limit", "1")])
             except _MissingError:
                 raise UnavailableError(
                     "there are no InferenceClusters here: install the CustomResourceDefinition first "
@@ -101,6 +126,14 @@ class ApiServer:
                 raise UnavailableError(
                     f"InferenceClusters may not be listed: {error}; check the operator's role"
                 ) from None
+
+    def make(self, manifest: Manifest) -> Manifest:
+        """Server-side apply where there is nothing; ExistsError, and no change, if there is an object of this name."""
+        metadata = manifest["metadata"]
+        try:
+            return self.apply({**manifest, "metadata": {**metadata, "resourceVersion": NO_VERSION}})
+        except _ConflictError as error:
+            raise ExistsError(f"{manifest['kind']} {metadata['name']}: {error}") from None
 
     def apply(self, manifest: Manifest) -> Manifest:
         """Server-side apply: what the manifest says is ours, whoever wrote it before; what the object is then."""
@@ -120,8 +153,8 @@ class ApiServer:
         except _MissingError:
             return
 
-    def write_status(self, body: Manifest, made: Manifest) -> None:
-        """Replace the status; that the object is gone by now is no error."""
+    def write_status(self, body: Manifest, made: Manifest) -> Manifest | None:
+        """Replace the status, and return the object as it is then; that it is gone by now is no error."""
         metadata = body["metadata"]
         whole = {
             "apiVersion": API_VERSION,
@@ -131,9 +164,9 @@ class ApiServer:
         }
         path = _path(KIND, metadata["namespace"], metadata["name"]) + "/status"
         try:
-            self._apply(path, whole)
+            return self._apply(path, whole)
         except _MissingError:
-            return
+            return None
         except RefusedError as error:
             raise RefusedError(f"the status of {metadata['name']}: {error}") from None
 
@@ -176,6 +209,7 @@ class ApiServer:
         body: Manifest | None = None,
         query: Sequence[tuple[str, str]] = (),
         content_type: str | None = None,
+        accept: str = "application/json",
     ) -> Manifest:
         try:
             answer = self._client.request(
@@ -184,7 +218,7 @@ class ApiServer:
                 body=body,
                 query_params=list(query),
                 content_type=content_type,
-                header_params={"Accept": "application/json"},
+                header_params={"Accept": accept},
                 serialize=False,
                 _request_timeout=SECONDS,
             )
@@ -198,6 +232,10 @@ class ApiServer:
 
 class _MissingError(Exception):
     """There is no such object."""
+
+
+class _ConflictError(UnavailableError):
+    """The object is not what the request takes it for."""
 
 
 def connect(reporter: str, threads: int = 4) -> ApiServer:
@@ -217,8 +255,10 @@ def connect(reporter: str, threads: int = 4) -> ApiServer:
 
 
 def _path(kind: str, namespace: str, name: str | None = None) -> str:
+    """Where an object is, or all of a kind; of all namespaces if that is ""."""
     prefix, plural = PATHS[kind]
-    path = f"/{prefix}/namespaces/{quote(namespace, safe='')}/{plural}"
+    inside = f"namespaces/{quote(namespace, safe='')}/" if namespace else ""
+    path = f"/{prefix}/{inside}{plural}"
     return f"{path}/{quote(name, safe='')}" if name else path
 
 
@@ -232,4 +272,5 @@ def _translated(error: Any) -> Exception:
         return _MissingError(said)
     if error.status in _FOR_GOOD or _UNTYPED in said:
         return RefusedError(said)
-    return UnavailableError(f"the API server answered {error.status}: {said}")
+    kind = _ConflictError if error.status == _CONFLICT else UnavailableError
+    return kind(f"the API server answered {error.status}: {said}")

@@ -7,5 +7,9 @@ class RefusedError(DroverError):
     """It will not have an object: asking again changes nothing, the spec or the namespace must change."""
 
 
+class ExistsError(DroverError):
+    """There is an object already where one was to be made."""
+
+
 class UnavailableError(DroverError):
     """It did not answer, or asks for patience: the same request may succeed later."""

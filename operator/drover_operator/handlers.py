@@ -1,15 +1,17 @@
-"""What is watched, and what follows: the only kopf import. Every event about an InferenceCluster, or about an object of
-one, puts it into the work queue; threads take it from there through a cycle of `reconcile`.
+"""What is watched, and what follows: the only kopf import. Every event that says something new about an
+InferenceCluster, or about an object of one, puts it into the work queue; threads take it from there through a cycle of
+`reconcile`.
 
-Only kopf's plain events and its indexing are used: they need no annotations and no finalizers, so nothing is written
-to a resource because it was seen, and deleting one never waits for the operator. Retries and pauses are the queue's.
-What is indexed goes into the mirror; kopf calls for no event before everything was indexed once.
+Only kopf's plain events are used: they need no annotations and no finalizers, so nothing is written to a resource
+because it was seen, and deleting one never waits for the operator. Retries and pauses are the queue's. Handlers are
+`async` because kopf would start a thread for others; they wait for nothing. No cycle begins before the mirror knows all
+that there is: kopf's own index would do for that, if its cost did not grow with the square of what there is.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,17 +19,27 @@ import kopf
 import structlog
 
 from drover.errors import DroverError
-from drover_operator import crd
+from drover.spec import KIND
+from drover_operator import crd, names
 from drover_operator.errors import UnavailableError
 from drover_operator.metrics import Metrics
 from drover_operator.mirror import Mirror, cluster_of
 from drover_operator.reconcile import Outcome
+from drover_operator.target import Manifest
 from drover_operator.work_queue import Key, WorkQueue
 
 log = structlog.get_logger()
 
 SETTLE = 0.1
 """Seconds that events of one cluster may gather in: objects change in flocks."""
+LOOK = 0.2
+"""Seconds between two looks whether everything is known, at the start."""
+ROLL = 5.0
+"""Seconds without anything new after which a roll is called again, at the start."""
+CHUNK = 200
+"""Objects in one answer when all are listed: the whole of an answer is in memory."""
+REST = 0.5
+"""Seconds after which kopf lets go of what it keeps for an object of which it hears nothing."""
 OWNED = (
     ("apps", "statefulsets", "StatefulSet"),
     ("apps", "deployments", "Deployment"),
@@ -41,6 +53,8 @@ OWNED = (
 )
 
 Cycle = Callable[[str, str], Outcome]
+Roll = Callable[[], Iterable[tuple[str, Manifest]]]
+"""Kind and metadata of everything there is of ours; DroverError if the API server does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +74,7 @@ class Herding:
     cycle: Cycle
     metrics: Metrics
     threads: list[threading.Thread] = field(default_factory=list)
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def start(self, count: int) -> None:
         """Start working."""
@@ -68,8 +83,22 @@ class Herding:
             thread.start()
             self.threads.append(thread)
 
+    def start_when(self, complete: Callable[[], bool], count: int) -> None:
+        """Start working as soon as nothing is missing in what is known."""
+
+        def wait() -> None:
+            began = time.monotonic()
+            while not self.stopped.wait(LOOK):
+                if complete():
+                    log.info("everything there is is known", seconds=round(time.monotonic() - began, 1))
+                    self.start(count)
+                    return
+
+        threading.Thread(target=wait, name="begin", daemon=True).start()
+
     def stop(self, seconds: float = 10.0) -> None:
         """Finish the cycles that run, begin no others."""
+        self.stopped.set()
         self.queue.close()
         for thread in self.threads:
             thread.join(seconds)
@@ -93,6 +122,8 @@ class Herding:
             self.metrics.count(time.perf_counter() - started, failed=True)
         else:
             pause = self.queue.done(key, outcome.again, wrote=outcome.writes > 0)
+            if outcome.moved:
+                self.queue.add(key, SETTLE)  # events of what we did ourselves are no news
             if pause:
                 log.warning(
                     "someone else keeps changing what is written", namespace=key[0], cluster=key[1], pause=pause
@@ -100,7 +131,7 @@ class Herding:
             self.metrics.count(time.perf_counter() - started, failed=False, writes=outcome.writes)
 
 
-def run(cycle: Cycle, mirror: Mirror, watch: Watch, metrics: Metrics) -> None:
+def run(cycle: Cycle, mirror: Mirror, roll: Roll, watch: Watch, metrics: Metrics) -> None:
     """Watch and work until told to stop."""
     herding = Herding(WorkQueue(time.monotonic), cycle, metrics)
     metrics.watch_queue(lambda: len(herding.queue))
@@ -119,7 +150,12 @@ def run(cycle: Cycle, mirror: Mirror, watch: Watch, metrics: Metrics) -> None:
         settings.watching.server_timeout = 600
         settings.watching.client_timeout = 660
         settings.watching.connect_timeout = 30
-        herding.start(watch.threads)
+        settings.watching.chunk_size = CHUNK
+        for group, plural, _kind in OWNED:
+            settings.watching.label_selectors[group, "v1", plural] = names.EVERY
+        settings.queueing.idle_timeout = REST
+        settings.persistence.diffbase_storage = _NoDifferences()
+        herding.start_when(Complete(mirror, roll, time.monotonic), watch.threads)
         log.info("watching", namespaces=list(watch.namespaces) or "all", threads=watch.threads)
 
     @kopf.on.cleanup(registry=registry)
@@ -141,14 +177,58 @@ class _Forward(logging.Handler):
         log.log(record.levelno, "kopf", said=record.getMessage())
 
 
+class _NoDifferences(kopf.DiffBaseStorage):
+    """kopf's memory of how objects were; nobody asks what has changed, and it would copy every object to know."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """What is to be compared."""
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """What it was before."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Keep what it is."""
+
+
+class Complete:
+    """Whether the mirror knows all that is on the roll; if some of it stays unknown, it went, and the roll is old."""
+
+    def __init__(self, mirror: Mirror, roll: Roll, clock: Callable[[], float]) -> None:
+        self._mirror = mirror
+        self._roll = roll
+        self._clock = clock
+        self._called: float | None = None
+        self._missing: set[str] | None = None
+
+    def __call__(self) -> bool:
+        """Look."""
+        if self._called is None or self._clock() - self._called > ROLL:
+            self._called, self._missing = self._clock(), None
+            try:
+                roll = self._roll()
+                self._missing = {body["metadata"]["uid"] for kind, body in roll if kind == KIND or cluster_of(body)}
+            except DroverError as error:
+                log.warning("what there is cannot be listed", error=str(error), pause=ROLL)
+        if self._missing is None:
+            return False
+        missing = self._mirror.lacks(self._missing)
+        if len(missing) < len(self._missing):
+            self._called, self._missing = self._clock(), missing
+        return not missing
+
+
 def register(registry: kopf.OperatorRegistry, queue: WorkQueue, mirror: Mirror) -> None:
-    """Put what happens into the queue, and what there is into the mirror."""
+    """What there is goes into the mirror, and whose it is into the queue if that was news."""
 
-    @kopf.on.event(crd.GROUP, crd.VERSION, crd.PLURAL, registry=registry, id=crd.PLURAL)
-    def changed(namespace: str | None, name: str | None, meta: kopf.Meta, status: kopf.Status, **_: Any) -> None:
-        if namespace and name:
-            queue.add((namespace, name), fresh=meta.get("generation") != status.get("observedGeneration"))
+    async def changed(event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
+        told = _heard(mirror, KIND, event, body)
+        fresh = body.meta.get("generation") != body.status.get("observedGeneration")
+        if told or fresh:
+            queue.add((body.meta["namespace"], body.meta["name"]), fresh=fresh)
 
+    kopf.on.event(crd.GROUP, crd.VERSION, crd.PLURAL, registry=registry, id=crd.PLURAL)(changed)
     for group, plural, kind in OWNED:
         _watch(registry, (group, "v1", plural), kind, queue, mirror)
 
@@ -156,21 +236,19 @@ def register(registry: kopf.OperatorRegistry, queue: WorkQueue, mirror: Mirror) 
 def _watch(
     registry: kopf.OperatorRegistry, resource: tuple[str, str, str], kind: str, queue: WorkQueue, mirror: Mirror
 ) -> None:
-    """Objects of one kind: into the mirror as they are indexed, and their cluster into the queue when they change."""
+    """Objects of one kind."""
 
-    def ours(body: kopf.Body, **_: Any) -> bool:
-        return cluster_of(dict(body)) is not None
-
-    def keep(body: kopf.Body, **_: Any) -> None:
-        mirror.put(kind, dict(body))
-
-    def part_changed(event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
-        if event["type"] == "DELETED":
-            mirror.drop(kind, dict(body))
+    async def part_changed(event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:
         key = cluster_of(dict(body))
-        if key is not None:
+        if key is not None and _heard(mirror, kind, event, body):
             queue.add(key, SETTLE)
 
-    plural = resource[2]
-    kopf.index(*resource, when=ours, registry=registry, id=f"keep-{plural}")(keep)
-    kopf.on.event(*resource, when=ours, registry=registry, id=plural)(part_changed)
+    kopf.on.event(*resource, registry=registry, id=resource[2])(part_changed)
+
+
+def _heard(mirror: Mirror, kind: str, event: kopf.RawEvent, body: kopf.Body) -> bool:
+    """Whether an event says something that the mirror did not know."""
+    if event["type"] == "DELETED":
+        mirror.gone(kind, dict(body))
+        return True
+    return mirror.put(kind, dict(body))

@@ -102,7 +102,8 @@ def owned(cluster: str) -> str:
 
 
 MANAGED = {_MANAGED_BY: MANAGER}
-"""The label by which objects of ours are watched."""
+EVERY = f"{_MANAGED_BY}={MANAGER}"
+"""The label by which objects of ours are known, and the selector for them."""
 
 
 def of(labels_: dict[str, str]) -> tuple[str, str, str]:

@@ -13,7 +13,7 @@ import structlog
 
 from drover.errors import PlanError, SpecError, WorkerError
 from drover_operator import desired, layout, managed, names, observed, pods, progress, status, target
-from drover_operator.errors import RefusedError
+from drover_operator.errors import ExistsError, RefusedError, UnavailableError
 from drover_operator.layout import Layout
 from drover_operator.managed import Difference
 from drover_operator.observed import Facts
@@ -41,13 +41,16 @@ class Cluster(Protocol):
     def owned(self, namespace: str, name: str) -> list[Manifest]:
         """All objects with the labels of an InferenceCluster."""
 
+    def make(self, manifest: Manifest) -> object:
+        """Make an object; ExistsError if there is one of its name, RefusedError if the API server will not have it."""
+
     def apply(self, manifest: Manifest) -> object:
         """Make an object what the manifest says; RefusedError if the API server will not have it."""
 
     def delete(self, body: Manifest) -> None:
         """Remove an object, and what it owns."""
 
-    def write_status(self, body: Manifest, made: Manifest) -> None:
+    def write_status(self, body: Manifest, made: Manifest) -> object:
         """Replace the status of an InferenceCluster."""
 
     def tell(self, body: Manifest, kind: str, reason: str, message: str) -> None:
@@ -64,6 +67,8 @@ class Outcome:
 
     writes: int = 0
     again: float | None = None
+    moved: bool = False
+    """Whether objects were made, changed or deleted, so that there may be more to do."""
 
 
 def reconcile(
@@ -87,22 +92,26 @@ def reconcile(
         return Outcome(_report(cluster, body, status.invalid(_generation(body), fault, before, clock())))
 
     # 2. What is there?
-    facts = observed.read(wanted, cluster.owned(namespace, name), _users_claim(wanted, cluster))
+    claim = _users_claim(wanted, cluster)
+    facts = observed.read(wanted, cluster.owned(namespace, name), claim)
 
     # 3. Which share of the layers does each worker take?
     plan, trouble = _plan(wanted, facts, probe)
 
     # 4. How far has it come, and what is next?
-    reached = progress.of(wanted, facts, plan, before, clock(), trouble)
+    now = clock()
+    reached = progress.of(wanted, facts, plan, before, now, trouble)
 
     # 5. Make it so.
-    writes = _remove(wanted, facts, reached.stale_jobs, cluster)
+    deleted = _remove(wanted, facts, reached.stale_jobs, cluster)
     applied, refusals = _apply(wanted, facts, desired.objects(wanted, reached.stage), cluster, body)
 
-    # 6. Say so.
-    made = status.of(wanted, facts, reached, before, clock(), refusals)
-    writes += applied + _report(cluster, body, made)
-    return Outcome(writes, _again(wanted, reached, refusals))
+    # 6. Say so, and that of what was made just now too.
+    if applied and not deleted:
+        facts = observed.read(wanted, cluster.owned(namespace, name), claim)
+        reached = progress.of(wanted, facts, plan, before, now, trouble)
+    reported = _report(cluster, body, status.of(wanted, facts, reached, before, now, refusals))
+    return Outcome(deleted + applied + reported, _again(wanted, reached, refusals), deleted + applied > 0)
 
 
 def _again(wanted: Target, reached: Progress, refusals: Sequence[str]) -> float | None:
@@ -179,8 +188,9 @@ def _apply(
             continue
         try:
             if found is Difference.MISSING:
-                _check_free(wanted, manifest, cluster)
-            cluster.apply(manifest)
+                _make(wanted, manifest, cluster)
+            else:
+                cluster.apply(manifest)
         except RefusedError as error:
             log.warning("refused", kind=kind, name=name, namespace=wanted.namespace, error=str(error))
             refusals.append(str(error))
@@ -196,12 +206,21 @@ def _apply(
     return writes, refusals
 
 
-def _check_free(wanted: Target, manifest: Manifest, cluster: Cluster) -> None:
-    """RefusedError if an object of this name is there and is another's; one of ours that lost its owner is taken."""
+def _make(wanted: Target, manifest: Manifest, cluster: Cluster) -> None:
+    """Make an object that is missing; if it is there, and one of ours that lost its labels or its owner, take it."""
+    try:
+        cluster.make(manifest)
+    except ExistsError:
+        _check_ours(wanted, manifest, cluster)
+        cluster.apply(manifest)
+
+
+def _check_ours(wanted: Target, manifest: Manifest, cluster: Cluster) -> None:
+    """RefusedError if the object of this name is another's."""
     kind, name = manifest["kind"], manifest["metadata"]["name"]
     other = cluster.get(kind, wanted.namespace, name)
     if other is None:
-        return
+        raise UnavailableError(f"{kind} {name} was there and is gone")
     owner = next((row for row in other["metadata"].get("ownerReferences") or () if row.get("controller")), None)
     mine = names.of(other["metadata"].get("labels") or {})[0] == wanted.name
     if owner is not None and owner["uid"] != wanted.uid:

@@ -1,4 +1,7 @@
-"""etcd, the API server, the controllers and the scheduler: identities first, then processes."""
+"""etcd, the API server, the controllers and the scheduler: identities first, then processes.
+
+The API server is of use alone: what is written to it stays as it is, since nobody acts on it.
+"""
 
 import secrets
 import subprocess
@@ -41,8 +44,8 @@ def identities() -> None:
     write("tokens.csv", "".join(rows))
 
 
-def begin() -> None:
-    """Start the API server on an etcd of its own and wait until it is ready; then the controllers."""
+def serve() -> None:
+    """Start the API server on an etcd of its own and wait until it is ready."""
     where = state.place()
     start(
         "etcd",
@@ -69,6 +72,11 @@ def begin() -> None:
         "--allow-privileged=true",
     )
     until("the API server is ready", lambda: answers("get", "--raw=/readyz"))
+
+
+def act() -> None:
+    """Start those who act on what is written: the controllers and the scheduler."""
+    where = state.place()
     start(
         "controller-manager",
         f"--kubeconfig={where}/manager.kubeconfig",

@@ -38,9 +38,22 @@ def up() -> None:
     cgroups.make()
     network.make()
     control_plane.identities()
-    control_plane.begin()
+    control_plane.serve()
+    control_plane.act()
     volumes.make()
     kubelet.begin()
+
+
+def up_alone() -> None:
+    """Start a fresh API server alone: no controllers, no scheduler, no kubelet, so nothing acts on what is written."""
+    programs.require_root()
+    programs.require(programs.API_PROGRAMS)
+    programs.kube()
+    down()
+    state.place().mkdir(mode=0o711)
+    network.make()
+    control_plane.identities()
+    control_plane.serve()
 
 
 def kubeconfig() -> Path:

@@ -14,15 +14,14 @@ from cluster.cache import ClusterUnavailableError, digest, kept
 SOURCES = Path(__file__).parent / "kube"
 KUBERNETES = "v1.35.4"
 HELM = "v3.20.2"
+API_PROGRAMS = {"ip": "iproute2", "nsenter": "util-linux", "openssl": "openssl"}
 NODE_PROGRAMS = {
+    **API_PROGRAMS,
     "containerd": "containerd",
     "ctr": "containerd",
     "runc": "runc",
     "/usr/lib/cni/ptp": "containernetworking-plugins",
     "nft": "nftables",
-    "ip": "iproute2",
-    "nsenter": "util-linux",
-    "openssl": "openssl",
 }
 BUILD_PROGRAMS = {"gcc": "gcc", "/usr/include/stdlib.h": "libc6-dev"}
 IMAGE_PROGRAMS = {"buildah": "buildah", "debootstrap": "debootstrap"}

@@ -219,6 +219,35 @@ def test_what_is_changed_by_hand_is_put_back_and_told(served: Inference) -> None
     served.ready(30)
 
 
+def test_an_object_that_lost_its_labels_is_taken_back(served: Inference) -> None:
+    names = ("app.kubernetes.io/managed-by", "app.kubernetes.io/instance")
+    served.kubectl("label", "configmap", f"{NAME}-plan", *(f"{name}-" for name in names))
+
+    def labelled() -> bool:
+        return names[0] in (served.kubectl.get("configmap", f"{NAME}-plan")["metadata"].get("labels") or {})
+
+    until("it has them again", labelled, seconds=30)
+    time.sleep(2)
+    version = served.kubectl.get("configmap", f"{NAME}-plan")["metadata"]["resourceVersion"]
+    served.ready(30)
+    time.sleep(2)
+    assert served.kubectl.get("configmap", f"{NAME}-plan")["metadata"]["resourceVersion"] == version
+
+
+def test_what_belongs_to_someone_else_is_left_alone(operator: Operator, kubectl: Kubectl) -> None:
+    name = "taken"
+    assert operator.pod
+    spec = {"selector": {"app": "another"}, "ports": [{"port": 1234}]}
+    kubectl.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec})
+    kubectl.apply(small(name))
+    made = Inference(kubectl, name)
+    refused = made.until("WorkersReady", "False", "Refused", seconds=60)
+    assert f"Service {name}: there is one already, and it belongs to someone else" in refused["message"]
+    assert kubectl.get("service", name)["spec"]["ports"][0]["port"] == 1234
+    kubectl.delete("service", name)
+    kubectl.delete("inferencecluster", name)
+
+
 def test_scaled_up_and_down_it_is_planned_and_proven_anew(served: Inference, alone: str) -> None:
     for replicas in (3, 2):
         served.change(lambda spec, count=replicas: spec["workers"][0].update(replicas=count))  # type: ignore[misc]

@@ -15,7 +15,7 @@ from kubernetes.dynamic import DynamicClient
 
 from drover_operator import cluster
 from drover_operator.cluster import ApiServer
-from drover_operator.errors import RefusedError, UnavailableError
+from drover_operator.errors import ExistsError, RefusedError, UnavailableError
 
 BODY = {"kind": "InferenceCluster", "metadata": {"name": "herd", "namespace": "farm", "uid": "u"}}
 MANIFEST = {
@@ -121,6 +121,23 @@ def test_an_apply_is_server_side_with_one_field_manager(api: ApiServer, recorder
     assert body == MANIFEST
 
 
+def test_what_is_made_names_a_version_that_nothing_has(api: ApiServer, recorder: Recorder) -> None:
+    path = "/apis/apps/v1/namespaces/farm/statefulsets/herd-w"
+    recorder.answers[f"PATCH {path}"] = (200, {"metadata": {"name": "herd-w"}})
+    assert api.make(MANIFEST) == {"metadata": {"name": "herd-w"}}
+    ((method, found, query, kind, body),) = recorder.asked
+    assert (method, found, kind) == ("PATCH", path, "application/apply-patch+yaml")
+    assert query == {"fieldManager": "drover", "force": "true"}
+    assert body["metadata"] == MANIFEST["metadata"] | {"resourceVersion": "1"}
+    assert "resourceVersion" not in MANIFEST["metadata"]
+    recorder.answers[f"PATCH {path}"] = refused(409, "the object has been modified")
+    with pytest.raises(ExistsError, match=r"StatefulSet herd-w: .*the object has been modified"):
+        api.make(MANIFEST)
+    recorder.answers[f"PATCH {path}"] = refused(422, "spec.x: Invalid")
+    with pytest.raises(RefusedError, match=r"StatefulSet herd-w: spec\.x: Invalid"):
+        api.make(MANIFEST)
+
+
 @pytest.mark.parametrize(
     ("status", "message", "error", "words"),
     [
@@ -171,16 +188,54 @@ def test_a_delete_means_the_very_object(api: ApiServer, recorder: Recorder) -> N
 
 def test_a_status_is_applied_to_the_very_cluster(api: ApiServer, recorder: Recorder) -> None:
     path = "/apis/drover.dev/v1alpha1/namespaces/farm/inferenceclusters/herd/status"
-    api.write_status(BODY, {"workers": "2/2"})
+    recorder.answers[f"PATCH {path}"] = (200, {"metadata": {"resourceVersion": "7"}})
+    assert api.write_status(BODY, {"workers": "2/2"}) == {"metadata": {"resourceVersion": "7"}}
     method, found, _, kind, body = recorder.asked[0]
     assert (method, found, kind) == ("PATCH", path, "application/apply-patch+yaml")
     assert body["metadata"] == {"name": "herd", "namespace": "farm", "uid": "u"}
     assert body["status"] == {"workers": "2/2"}
     recorder.answers[f"PATCH {path}"] = refused(404, "gone")
-    api.write_status(BODY, {})
+    assert api.write_status(BODY, {}) is None
     recorder.answers[f"PATCH {path}"] = refused(422, "status.x: Invalid")
     with pytest.raises(RefusedError, match=r"the status of herd: status\.x: Invalid"):
         api.write_status(BODY, {})
+
+
+def test_the_roll_is_read_page_by_page(api: ApiServer, recorder: Recorder) -> None:
+    for kind, (prefix, plural) in cluster.PATHS.items():
+        items = [{"metadata": {"uid": f"{kind}-1"}}]
+        recorder.answers[f"GET /{prefix}/{plural}"] = (200, {"metadata": {}, "items": items})
+    pages = iter([({"continue": "more"}, "a"), ({}, "b")])
+
+    def paged(method: str, target: str, kind: str, body: bytes) -> tuple[int, Any]:
+        answer = Recorder.answer(recorder, method, target, kind, body)
+        if not target.startswith("/api/v1/pods"):
+            return answer
+        metadata, uid = next(pages)
+        return 200, {"metadata": metadata, "items": [{"metadata": {"uid": uid}}]}
+
+    recorder.answer = paged  # type: ignore[method-assign]
+    found = [(kind, body["metadata"]["uid"]) for kind, body in api.roll(())]
+    whole = [(kind, f"{kind}-1") for kind in ("InferenceCluster", *cluster.OWNED) if kind != "Pod"]
+    assert sorted(found) == sorted([*whole, ("Pod", "a"), ("Pod", "b")])
+    asked = [query for _, path, query, *_ in recorder.asked if path == "/api/v1/pods"]
+    assert asked == [EVERY, EVERY | {"continue": "more"}]
+    clusters = [query for _, path, query, *_ in recorder.asked if path.endswith("inferenceclusters")]
+    assert clusters == [{"limit": "500"}]
+
+
+def test_the_roll_of_some_namespaces(api: ApiServer, recorder: Recorder) -> None:
+    for prefix, plural in cluster.PATHS.values():
+        for space in ("farm", "barn"):
+            recorder.answers[f"GET /{prefix}/namespaces/{space}/{plural}"] = (200, {"metadata": {}, "items": []})
+    assert list(api.roll(("farm", "barn"))) == []
+    assert len(recorder.asked) == 2 * (len(cluster.PATHS) - 1)
+    recorder.answers["GET /api/v1/namespaces/barn/pods"] = refused(404, "no such thing")
+    with pytest.raises(UnavailableError, match="barn/pods: no such thing"):
+        list(api.roll(("barn",)))
+
+
+EVERY = {"labelSelector": "app.kubernetes.io/managed-by=drover", "limit": "500"}
 
 
 def test_the_resource_must_be_installed_and_may_be_listed(api: ApiServer, recorder: Recorder) -> None:

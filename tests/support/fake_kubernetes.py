@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from drover_operator import names
-from drover_operator.errors import RefusedError
+from drover_operator.errors import ExistsError, RefusedError
 
 Manifest = dict[str, Any]
 
@@ -64,8 +64,16 @@ class FakeKubernetes:
 
         return self._call("list", found)
 
+    def make(self, manifest: Manifest) -> Manifest:
+        return self._written(manifest, only_where_nothing_is=True)
+
     def apply(self, manifest: Manifest) -> Manifest:
+        return self._written(manifest)
+
+    def _written(self, manifest: Manifest, only_where_nothing_is: bool = False) -> Manifest:
         def act() -> Manifest:
+            if only_where_nothing_is and _key(manifest) in self.objects:
+                raise ExistsError(f"{manifest['kind']} {manifest['metadata']['name']}")
             self._apply(manifest)
             return copy.deepcopy(self.objects[_key(manifest)])
 
@@ -75,12 +83,14 @@ class FakeKubernetes:
     def delete(self, body: Manifest) -> None:
         self._call(f"delete {body['kind']} {body['metadata']['name']}", lambda: self.remove(body))
 
-    def write_status(self, body: Manifest, made: Manifest) -> None:
-        def write() -> None:
+    def write_status(self, body: Manifest, made: Manifest) -> Manifest:
+        def write() -> Manifest:
             live = self.objects[_key(body)]
             live["status"] = json.loads(json.dumps(made))
+            return copy.deepcopy(live)
 
-        self._call("status", write)
+        written: Manifest = self._call("status", write)
+        return written
 
     def tell(self, body: Manifest, kind: str, reason: str, message: str) -> None:
         assert body["metadata"]["uid"]

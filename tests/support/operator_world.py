@@ -84,10 +84,9 @@ class World:
         if self.mirror is None:
             self.mirror = Mirror(self.seconds)
         for (kind, *_), body in [(key, body) for key, body in self.known.items() if key not in self.api.objects]:
-            self.mirror.drop(kind, body)
+            self.mirror.gone(kind, body)
         for (kind, *_), body in self.api.objects.items():
-            if kind != "InferenceCluster":
-                self.mirror.put(kind, body)
+            self.mirror.put(kind, body)
         self.known = copy.deepcopy(self.api.objects)
 
     def probe(self, host: str, port: int) -> Sequence[int]:
