@@ -13,7 +13,7 @@ import structlog
 
 from drover.errors import PlanError, SpecError, WorkerError
 from drover_operator import desired, layout, managed, names, observed, pods, progress, status, target
-from drover_operator.errors import ExistsError, RefusedError, UnavailableError
+from drover_operator.errors import ExistsError, RefusedError
 from drover_operator.layout import Layout
 from drover_operator.managed import Difference
 from drover_operator.observed import Facts
@@ -220,7 +220,7 @@ def _check_ours(wanted: Target, manifest: Manifest, cluster: Cluster) -> None:
     kind, name = manifest["kind"], manifest["metadata"]["name"]
     other = cluster.get(kind, wanted.namespace, name)
     if other is None:
-        raise UnavailableError(f"{kind} {name} was there and is gone")
+        return  # it went since, or this API server makes nothing of an apply that names a resourceVersion
     owner = next((row for row in other["metadata"].get("ownerReferences") or () if row.get("controller")), None)
     mine = names.of(other["metadata"].get("labels") or {})[0] == wanted.name
     if owner is not None and owner["uid"] != wanted.uid:

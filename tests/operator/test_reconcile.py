@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from drover.errors import WorkerError
+from drover_operator.errors import ExistsError
 from drover_operator.mirror import Mirrored
 from drover_operator.reconcile import reconcile
 from support.fake_kubernetes import FakeKubernetes, PowerCutError
@@ -457,6 +458,17 @@ def test_an_object_of_ours_that_lost_its_labels_is_taken_back(world: World) -> N
     world.mirror.drop("ConfigMap", plan)
     reconcile("farm", "herd", Mirrored(world.api, world.mirror), world.probe, DEFAULTS, lambda: world.now)
     assert world.api.one("ConfigMap", "herd-plan")["metadata"]["labels"] == labels
+    world.run()
+    assert world.said("Ready")[0] == "True"
+
+
+def test_an_api_server_that_makes_nothing_where_a_version_is_named_is_asked_plainly(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(manifest: dict[str, Any]) -> Any:
+        raise ExistsError(f"{manifest['kind']} {manifest['metadata']['name']}")
+
+    monkeypatch.setattr(world.api, "make", refuse)
     world.run()
     assert world.said("Ready")[0] == "True"
 
