@@ -23,8 +23,8 @@ from support.peer import Peer, PeerUnavailableError
 
 ROOT = Path(__file__).parents[2]
 OWN = {
-    "worker": ("pyproject.toml", "requirements.lock", "README.md", "LICENSE", "worker"),
-    "operator": ("pyproject.toml", "requirements.lock", "README.md", "LICENSE", "worker", "operator"),
+    "worker": ("pyproject.toml", "requirements.lock", "LICENSE", "worker"),
+    "operator": ("pyproject.toml", "requirements.lock", "LICENSE", "worker", "operator"),
 }
 """What goes into each image beside its Dockerfile."""
 BUILD = {"docker": ["build"], "podman": ["build"], "buildah": ["bud", "--layers", "--format=docker"]}
