@@ -207,6 +207,11 @@ def _was_replaced(view: View) -> bool:
     return view.progress.replaced is not None and not view.progress.replaced.proven
 
 
+def _replacement(view: View) -> str:
+    model = view.progress.model
+    return f"{model.file if model else 'the model'} was replaced on its volume after it had been proven"
+
+
 def _planned(view: View) -> Said:
     report, layout, trouble = view.progress.report, view.progress.stage.layout, view.progress.plan_trouble
     if trouble:
@@ -239,14 +244,14 @@ def _split_verified(view: View) -> Said:
         if job.trouble:
             return Said("False", job.trouble.reason, job.trouble.message)
         last = f"; the last attempt said: {job.message}" if job.message else ""
-        first = f"{REPLACED}: " if _was_replaced(view) else ""
+        first = f"{_replacement(view)}: " if _was_replaced(view) else ""
         return Said("Unknown", "Loading", f"{first}the Job {name} loads the model into the workers{last}")
     if progress.failures and progress.failures.count >= MOST_FAILURES:
         if _was_replaced(view):
             return Said("False", "TooManyFailures", f"{MOST_FAILURES} {NOT_HELD}")
         return Said("False", "TooManyFailures", f"{MOST_FAILURES} loads in a row have failed; change the spec to go on")
     if _was_replaced(view) and not view.target.spec.suspend:
-        return Said("False", "ModelReplaced", f"{REPLACED}; what is there now will be loaded and proven anew")
+        return Said("False", "ModelReplaced", f"{_replacement(view)}; what is there now will be loaded and proven anew")
     if progress.failures and progress.again:
         return Said("Unknown", "Pausing", f"load {progress.failures.count} has failed; the next follows after a pause")
     if view.target.spec.suspend:
@@ -254,7 +259,6 @@ def _split_verified(view: View) -> Said:
     return Said("Unknown", "Waiting", "a load waits for workers, model and plan")
 
 
-REPLACED = "the model on the volume was replaced after it had been proven"
 NOT_HELD = (
     "loads in a row have failed, or were of another model than those who serve find on the volume: see that all nodes "
     "show the same file, and that nobody writes to it; change the spec to go on"

@@ -214,12 +214,16 @@ def loading(**changes: Any) -> Progress:
         (
             Facts(),
             loading(replaced=GONE, again=20, failures=Failures("b", 1, "", "")),
-            ("False", "ModelReplaced", "was replaced after it had been proven; what is there now will be loaded"),
+            (
+                "False",
+                "ModelReplaced",
+                "was replaced on its volume after it had been proven; what is there now will be loaded",
+            ),
         ),
         (
             Facts(load=job("running", of="l")),
             loading(replaced=GONE),
-            ("Unknown", "Loading", "was replaced after it had been proven: the Job herd-load loads"),
+            ("Unknown", "Loading", "was replaced on its volume after it had been proven: the Job herd-load loads"),
         ),
         (
             Facts(),
