@@ -10,7 +10,7 @@ import yaml
 
 from cluster.installed import CRD, helm, values
 from cluster.kubectl import Kubectl, KubectlError, Object, until
-from cluster.workloads import Cluster
+from cluster.workloads import Cluster, space
 from support import chart
 
 SAMPLES = sorted((chart.ROOT / "manifests/samples").rglob("*.yaml"))
@@ -80,6 +80,10 @@ def test_install_test_upgrade_uninstall(cluster: Cluster, bare: Kubectl, tmp_pat
     assert "drover-operator" not in left
     assert "drover-operator" not in bare("get", "clusterrole,clusterrolebinding", "-o", "name")
     assert bare.find("inferencecluster", "asleep"), "the CRD is kept, and so is what was asked for"
+    if everywhere:
+        with space(cluster, "another-home") as elsewhere:
+            helm(elsewhere, "install", str(chart.CHART), *given, "--take-ownership")
+            helm(elsewhere, "uninstall", "--wait")
 
 
 def test_plain_manifests_and_every_sample_are_taken(bare: Kubectl) -> None:
