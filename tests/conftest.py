@@ -1,6 +1,7 @@
 """Fixtures that several folders share: log folders, running workers, the stock peer."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,6 +19,9 @@ from support.processes import free_port
 # Machines are shared: how long an example takes says nothing about the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+# A shell's background job ignores SIGINT, and so would every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Read when numba is imported. By default kernels stay beside the sources, even when their callees have changed.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_directory(Path(tempfile.gettempdir(), "drover-test-kernels"))))
