@@ -12,10 +12,10 @@ CHART  := PYTHONPATH=tests $(BIN)/python -m support.chart
 BASE   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test e2e images manifests conformance bench size lock clean
+.PHONY: help install demo check test e2e images manifests conformance interop-old bench size lock clean
 
 help: ## What can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## Create .venv with the drover command and all that a developer needs
 
@@ -54,6 +54,9 @@ manifests: $(STAMP) ## Write the CRD (manifests/ and the chart's) from the spec,
 conformance: $(STAMP) ## llama.cpp's own tests of operations and architectures, through a worker
 	$(PEER) install
 	PYTHONPATH=tests $(BIN)/python tests/conformance.py
+
+interop-old: $(STAMP) ## llama.cpp clients of older protocols on a worker; they are built first, which takes very long
+	PYTHONPATH=tests $(BIN)/python tests/interop_old.py
 
 bench: $(STAMP) ## Speed side by side with the stock worker
 	$(PEER) install

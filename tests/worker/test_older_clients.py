@@ -198,7 +198,7 @@ def test_a_client_that_hears_another_version_and_leaves(attempt: str, protocol: 
     entry = said_of(DIALECTS[attempt], protocol, also, answered=True)
     assert (entry["event"], entry["log_level"]) == ("client left", "warning")
     assert f"it heard that we speak {VERSIONS[also or protocol]} and left" in entry["why"]
-    assert "`--protocol` says which version we speak" in entry["why"]
+    assert "`--protocol` and `--also` say what we speak" in entry["why"]
 
 
 @pytest.mark.parametrize(

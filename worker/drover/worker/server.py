@@ -31,7 +31,7 @@ _BACKLOG = 128
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 
 _OTHER_VERSION = (
-    "it heard that we speak {} and left, as clients of another version do; `--protocol` says which version we speak"
+    "it heard that we speak {} and left, as clients of another version do; `--protocol` and `--also` say what we speak"
 )
 
 log = structlog.get_logger()
