@@ -143,8 +143,9 @@ class ServerConnection(_Endpoint):
         if raw is None:
             return False
         number, size = codec.REQUEST_HEADER.unpack(raw)
-        if not self._greeted and self._also is not None and size == codec.head_size(self._also.hello):
-            self.version = self._also
+        also = self._also
+        if not self._greeted and also and number == also.hello.id and size == codec.head_size(also.hello):
+            self.version = also
         command = self.version.commands.get(number)
         if command is None:
             raise RemoteProtocolError(f"command {number} does not exist in protocol {self.version}")

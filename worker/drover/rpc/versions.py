@@ -50,7 +50,7 @@ class Version:
 
     @property
     def greets_briefly(self) -> bool:
-        """Whether HELLO is empty; all that the two ends say of their versions before the answer."""
+        """Whether HELLO is empty: this, and nothing else of its version, can be told of a client."""
         return bool(self.hello.absent)
 
     @property
