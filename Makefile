@@ -12,7 +12,7 @@ CHART  := PYTHONPATH=tests $(BIN)/python -m support.chart
 BASE   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test e2e images manifests conformance bench bench-operator size lock clean
+.PHONY: help install demo check test e2e images manifests conformance interop-old bench bench-operator size lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ manifests: $(STAMP) ## Write the CRD (manifests/ and the chart's) from the spec,
 conformance: $(STAMP) ## llama.cpp's own tests of operations and architectures, through a worker
 	$(PEER) install
 	PYTHONPATH=tests $(BIN)/python tests/conformance.py
+
+interop-old: $(STAMP) ## llama.cpp clients of older protocols on a worker; they are built first, which takes very long
+	PYTHONPATH=tests $(BIN)/python tests/interop_old.py
 
 bench: $(STAMP) ## Speed side by side with the stock worker
 	$(PEER) install

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from drover.rpc.versions import pair
 from drover.worker.devices.reference.device import ReferenceDevice
 from drover.worker.memory import SharedDevice
 from drover.worker.server import Server, bind
@@ -11,10 +12,12 @@ from drover.worker.store import Store
 
 
 @contextmanager
-def worker(devices: int = 1, limit: int = 64 << 20, store: Store | None = None) -> Iterator[str]:
+def worker(
+    devices: int = 1, limit: int = 64 << 20, store: Store | None = None, protocol: str = "8.0", also: str | None = None
+) -> Iterator[str]:
     """Endpoint of a worker that offers `devices` reference devices of `limit` bytes each."""
     shared = [SharedDevice(ReferenceDevice(limit)) for _ in range(devices)]
-    server = Server(shared, store)
+    server = Server(shared, store, versions=pair(protocol, also))
     listener = bind("127.0.0.1", 0)
     server.open(listener)
     thread = threading.Thread(target=server.serve, args=(listener,), name="worker")

@@ -23,6 +23,7 @@ from drover.worker import __main__ as entry
 from drover.worker.__main__ import main
 from drover.worker.devices.cpu.kernel_cache import cache_directory
 from support.client import Bench, Client
+from support.old_client import DIALECTS, OldClient
 from support.processes import Running, free_port, listening
 
 Said = Callable[..., tuple[int, str]]
@@ -63,6 +64,16 @@ def test_interrupt_is_a_normal_end(tmp_path: Path) -> None:
         worker.wait_port(port)
         assert worker.stop(signal.SIGINT) == 0
     assert '"event": "worker stopped"' in worker.output
+
+
+def test_two_versions_on_one_port(tmp_path: Path) -> None:
+    port = free_port()
+    with start(tmp_path, "-p", str(port), "--protocol", "7.0", "--also", "3.6") as worker:
+        worker.wait_port(port)
+        for name in ("7.0", "3.6"):
+            with OldClient(port, DIALECTS[name]) as client:
+                assert client.hello()[:3] == bytes(DIALECTS[name].number)
+    assert "Starting RPC server v7.0.0\n  also speaks    : v3.6.1\n" in worker.output
 
 
 @pytest.mark.parametrize(
@@ -159,6 +170,8 @@ def said(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
         (["-H", "no.such.host.invalid", "-p", "5"], "cannot listen on no.such.host.invalid:5: "),
         (["--memory", "lots"], "'lots' is not a size; write e.g. 4GiB"),
         (["--memory", "0"], "--memory 0"),
+        (["--protocol", "3.5"], "protocol '3.5' is not served; those that are: 8.0, 7.0,"),
+        (["--also", "7.0"], "protocols 8.0 and 7.0 cannot share a port"),
     ],
 )
 def test_what_cannot_be_is_one_line(said: Said, words: list[str], text: str) -> None:

@@ -1,20 +1,22 @@
 """Message <-> bytes, tensor records and graphs included; the layouts themselves stand in `messages`.
 
-Packed little-endian structs throughout. Damaged input raises RemoteProtocolError, never anything else.
+Packed little-endian structs throughout. Damaged input raises RemoteProtocolError, never anything else. Requests of
+older versions are read into today's messages, and their tensor records rewritten as today's (`versions`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from struct import Struct
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from drover.errors import LocalProtocolError, RemoteProtocolError
-from drover.ggml.ops import MAX_NAME, MAX_SOURCES, Op
+from drover.ggml.ops import MAX_NAME, MAX_SOURCES, Op, TensorFlag
 from drover.ggml.tensor import Tensor
 from drover.ggml.types import TYPES, TensorType
 from drover.rpc.messages import (
     COMMAND_OF,
-    COMMANDS,
     TENSOR_BYTES,
     Body,
     Command,
@@ -27,6 +29,7 @@ from drover.rpc.messages import (
     Wire,
     WireTensor,
 )
+from drover.rpc.versions import CURRENT, Version
 
 Buffers = list[bytes | memoryview]
 
@@ -34,9 +37,11 @@ REQUEST_HEADER = Struct("<BQ")
 REPLY_HEADER = Struct("<Q")
 
 _TENSOR = Struct("<QIQ4I4II64si10QQQQ64si")
-_GRAPH_HEAD = Struct("<IQI")
-_COUNT = Struct("<I")
+_WORD = Struct("<I")
 _NODE_ID_BYTES = 8
+_NOTHING: Mapping[str, object] = MappingProxyType({})
+_OP_AT, _PARAMS_AT, _FLAGS_AT, _NAME_AT = 52, 56, 120, 228
+"""Where a tensor record holds what older versions meant otherwise, and its name."""
 
 
 def encode_request(request: Request) -> Buffers:
@@ -45,10 +50,10 @@ def encode_request(request: Request) -> Buffers:
     tail: Buffers = []
     if isinstance(request, GraphCompute):
         count = len(request.nodes) // _NODE_ID_BYTES
-        head = _GRAPH_HEAD.pack(request.device, request.uid, count)
+        head = _pack(request) + _WORD.pack(count)
         tail = [
             request.nodes,
-            _COUNT.pack(len(request.tensors) // TENSOR_BYTES),
+            _WORD.pack(len(request.tensors) // TENSOR_BYTES),
             request.tensors,
         ]
     else:
@@ -67,20 +72,23 @@ def encode_reply(reply: Reply | memoryview) -> Buffers:
     return [REPLY_HEADER.pack(len(payload)) + payload]
 
 
+@cache
 def head_size(command: Command) -> int:
     """Bytes of the fixed part of a request."""
-    return _GRAPH_HEAD.size if command.body is Body.GRAPH else _LAYOUTS[command.request].struct.size
+    count = _WORD.size if command.body is Body.GRAPH else 0
+    return _request_layout(command).struct.size + count
 
 
 def reply_size(command: Command) -> int:
     """Bytes of a reply of fixed size."""
     assert isinstance(command.reply, type)
-    return _LAYOUTS[command.reply].struct.size
+    return _layout(command.reply).struct.size
 
 
-def decode_request(command: Command, head: bytes | memoryview, body_size: int) -> Request:
+def decode_request(command: Command, head: bytes | memoryview, body_size: int, version: Version = CURRENT) -> Request:
     """A request from its fixed part; for `Body.DATA` its `data` is still empty. Graphs: `decode_graph`."""
-    request: Request = _unpack(command.request, head)
+    absent = {name: value(body_size) for name, value in command.absent}
+    request: Request = _unpack(command.request, _request_layout(command), head, version, absent)
     if isinstance(request, SetTensor2D) and (body_size == 0 or request.size * request.n_copies != body_size):
         raise RemoteProtocolError(
             f"SET_TENSOR_2D announces {request.n_copies} copies of {request.size} bytes and carries {body_size}"
@@ -88,27 +96,29 @@ def decode_request(command: Command, head: bytes | memoryview, body_size: int) -
     return request
 
 
-def decode_graph(head: bytes | memoryview, body: memoryview) -> GraphCompute:
+def decode_graph(head: bytes | memoryview, body: memoryview, version: Version = CURRENT) -> GraphCompute:
     """A graph from its fixed part and what follows; bytes behind the table are ignored."""
-    device, uid, n_nodes = _GRAPH_HEAD.unpack(head)
-    table = n_nodes * _NODE_ID_BYTES + _COUNT.size
+    command = version.commands[COMMAND_OF[GraphCompute].id]
+    fields: dict[str, Any] = {name: value(len(body)) for name, value in command.absent}
+    layout = _request_layout(command)
+    fields |= zip(layout.names, layout.struct.unpack_from(head), strict=True)
+    (n_nodes,) = _WORD.unpack_from(head, layout.struct.size)
+    table = n_nodes * _NODE_ID_BYTES + _WORD.size
     if len(body) < table:
         raise RemoteProtocolError(f"a graph of {n_nodes} nodes does not fit into its {len(body)} bytes")
-    (n_tensors,) = _COUNT.unpack_from(body, table - _COUNT.size)
+    (n_tensors,) = _WORD.unpack_from(body, table - _WORD.size)
     if len(body) < table + n_tensors * TENSOR_BYTES:
         raise RemoteProtocolError(f"a table of {n_tensors} tensors does not fit into {len(body) - table} bytes")
-    return GraphCompute(
-        device,
-        uid,
-        body[: n_nodes * _NODE_ID_BYTES],
-        body[table : table + n_tensors * TENSOR_BYTES],
-    )
+    tensors = body[table : table + n_tensors * TENSOR_BYTES]
+    if not version.same_records:
+        _rewrite(tensors, version)
+    return GraphCompute(**fields, nodes=body[: n_nodes * _NODE_ID_BYTES], tensors=tensors)
 
 
 def decode_reply(command: Command, payload: bytes | memoryview) -> Reply:
     """A reply of fixed size."""
     assert isinstance(command.reply, type)
-    reply: Reply = _unpack(command.reply, payload)
+    reply: Reply = _unpack(command.reply, _layout(command.reply), payload)
     return reply
 
 
@@ -186,6 +196,32 @@ def operation(number: int, name: str) -> Op:
         raise RemoteProtocolError(f"tensor {name!r} has operation {number}, which protocol 8.0 does not have") from None
 
 
+def _rewrite(records: memoryview, version: Version) -> None:
+    """Tensor records of an older version, in place, as they would be today; RemoteProtocolError for what it lacks."""
+    for at in range(0, len(records), TENSOR_BYTES):
+        number: int = _WORD.unpack_from(records, at + _OP_AT)[0]
+        op = version.operations.get(number)
+        if op is None:
+            name = bytes(records[at + _NAME_AT : at + _NAME_AT + MAX_NAME]).split(b"\0", 1)[0].decode(errors="replace")
+            raise RemoteProtocolError(f"tensor {name!r} has operation {number}, which protocol {version} does not have")
+        _WORD.pack_into(records, at + _OP_AT, op)
+        if op in version.params:
+            (value,) = _WORD.unpack_from(records, at + _PARAMS_AT)
+            _WORD.pack_into(records, at + _PARAMS_AT, version.params[op].get(value, value))
+        if not version.marks_nodes:
+            (flags,) = _WORD.unpack_from(records, at + _FLAGS_AT)
+            _WORD.pack_into(records, at + _FLAGS_AT, flags | TensorFlag.COMPUTE)
+
+
+def _read_tensor(raw: bytes | memoryview, version: Version) -> Tensor:
+    """A tensor from a record of that version."""
+    if version.same_records:
+        return decode_tensor(raw)
+    record = bytearray(raw)
+    _rewrite(memoryview(record), version)
+    return decode_tensor(bytes(record))
+
+
 @dataclass(frozen=True, slots=True)
 class _Layout:
     struct: Struct
@@ -196,11 +232,17 @@ class _Layout:
     """Which fields are ten."""
 
 
-def _read_layout(message: type[Any]) -> _Layout:
+def _layout(message: Any, absent: frozenset[str] = frozenset()) -> _Layout:
+    """How a class of messages lies on the wire, without the fields that are absent there."""
+    return _read_layout(message, absent)
+
+
+@cache
+def _read_layout(message: type[Any], absent: frozenset[str]) -> _Layout:
     hints = {
         name: hint
         for name, hint in get_type_hints(message, include_extras=True).items()
-        if any(isinstance(mark, Wire) for mark in getattr(hint, "__metadata__", ()))
+        if any(isinstance(mark, Wire) for mark in getattr(hint, "__metadata__", ())) and name not in absent
     }
     kinds = list(hints.values())
     return _Layout(
@@ -211,8 +253,13 @@ def _read_layout(message: type[Any]) -> _Layout:
     )
 
 
+@cache
+def _request_layout(command: Command) -> _Layout:
+    return _layout(command.request, frozenset(name for name, _ in command.absent))
+
+
 def _pack(message: Request | Reply) -> bytes:
-    layout = _LAYOUTS[type(message)]
+    layout = _layout(type(message))
     values = [getattr(message, name) for name in layout.names]
     for i in layout.tensors:
         values[i] = encode_tensor(values[i])
@@ -223,20 +270,17 @@ def _pack(message: Request | Reply) -> bytes:
     return layout.struct.pack(*values)
 
 
-def _unpack(message: type[Any], raw: bytes | memoryview) -> Any:
-    layout = _LAYOUTS[message]
+def _unpack(
+    message: type[Any],
+    layout: _Layout,
+    raw: bytes | memoryview,
+    version: Version = CURRENT,
+    absent: Mapping[str, object] = _NOTHING,
+) -> Any:
     values: list[Any] = list(layout.struct.unpack(raw))
     for i in layout.tensors:
-        values[i] = decode_tensor(values[i])
+        values[i] = _read_tensor(values[i], version)
     for i in layout.sources:
         records = (values[i][at : at + TENSOR_BYTES] for at in range(0, MAX_SOURCES * TENSOR_BYTES, TENSOR_BYTES))
-        values[i] = tuple(decode_tensor(record) if any(record) else None for record in records)
-    return message(*values)
-
-
-_LAYOUTS: dict[type[Any], _Layout] = {
-    message: _read_layout(message)
-    for row in COMMANDS.values()
-    for message in (row.request, row.reply)
-    if isinstance(message, type) and message is not GraphCompute
-}
+        values[i] = tuple(_read_tensor(record, version) if any(record) else None for record in records)
+    return message(**absent, **dict(zip(layout.names, values, strict=True))) if absent else message(*values)

@@ -13,19 +13,25 @@ from drover.errors import LocalProtocolError, RemoteProtocolError
 from drover.rpc import codec
 from drover.rpc.framing import Inbox
 from drover.rpc.messages import (
+    CAPS_BYTES,
     COMMAND_OF,
-    COMMANDS,
     RAW,
     VERSION,
     Body,
     Command,
+    Done,
     GetTensor,
     GetTensor2D,
+    GraphComputeReply,
     Hello,
     HelloReply,
     Reply,
     Request,
 )
+from drover.rpc.versions import BRIEF, CURRENT, Version
+
+_ACKNOWLEDGEMENTS: dict[object, Reply] = {Done: Done(), GraphComputeReply: GraphComputeReply()}
+"""What older versions want of commands that are not answered today."""
 
 
 class _Signal(Enum):
@@ -60,17 +66,20 @@ class _Endpoint:
 
 
 class ServerConnection(_Endpoint):
-    """The worker's end: requests come in, replies go out."""
+    """The worker's end: requests come in, replies go out, in the version that HELLO settles."""
 
-    def __init__(self) -> None:
+    def __init__(self, version: Version = CURRENT, also: Version | None = None) -> None:
+        """`also` is a version that greets otherwise than `version` does; the client's HELLO tells which it speaks."""
         super().__init__()
+        self.version = version
+        self._also = also
         self._greeted = False
         self._command: Command | None = None
         self._body_size = 0
         self._head = b""
         self._request: Request | None = None
         self._body: memoryview | None = None
-        self._unanswered: Request | None = None
+        self._unanswered: tuple[Command, Request] | None = None
 
     def next_event(self) -> Request | BodyWanted | NeedData:
         """The next complete request, a request whose body must be given a place, or NEED_DATA."""
@@ -87,11 +96,11 @@ class ServerConnection(_Endpoint):
             self._head = head
             self.land(memoryview(bytearray(self._body_size)))
             return self._finish_body()
-        request = codec.decode_request(command, head, self._body_size)
+        request = codec.decode_request(command, head, self._body_size, self.version)
         if command.body is Body.DATA:
             self._request = request
             return BodyWanted(request, self._body_size)
-        return self._complete(request)
+        return self._complete(command, request)
 
     def land(self, target: memoryview) -> None:
         """Answer to BodyWanted: the body goes into `target`."""
@@ -100,16 +109,22 @@ class ServerConnection(_Endpoint):
         self._body = target
         self._inbox.land(target)
 
-    def send(self, reply: Reply | memoryview) -> codec.Buffers:
-        """The frame that answers the last request."""
-        request, self._unanswered = self._unanswered, None
-        if request is None:
-            raise LocalProtocolError("nothing was asked")
-        expected = COMMAND_OF[type(request)].reply
+    def send(self, reply: Reply | memoryview | None) -> codec.Buffers:
+        """The frame that answers the last request, as its version wants it; None is for commands without an answer."""
+        unanswered, self._unanswered = self._unanswered, None
+        if unanswered is None:
+            if reply is not None:
+                raise LocalProtocolError("nothing was asked")
+            return []
+        command, request = unanswered
+        if isinstance(request, Hello):
+            reply = self.version.greeting
+        elif reply is None:
+            reply = _ACKNOWLEDGEMENTS.get(command.reply)
         if isinstance(request, GetTensor | GetTensor2D):
             if not isinstance(reply, memoryview) or len(reply) != request.reply_size:
                 raise LocalProtocolError(f"{type(request).__name__} wants {request.reply_size} raw bytes")
-        elif type(reply) is not expected:
+        elif reply is None or isinstance(reply, memoryview) or type(reply) is not command.reply:
             raise LocalProtocolError(f"{type(reply).__name__} does not answer {type(request).__name__}")
         return codec.encode_reply(reply)
 
@@ -128,32 +143,49 @@ class ServerConnection(_Endpoint):
         if raw is None:
             return False
         number, size = codec.REQUEST_HEADER.unpack(raw)
-        command = COMMANDS.get(number)
+        also = self._also
+        if not self._greeted and also and number == also.hello.id and size == codec.head_size(also.hello):
+            self.version = also
+        command = self.version.commands.get(number)
         if command is None:
-            raise RemoteProtocolError(f"command {number} does not exist in protocol {_version(VERSION)}")
+            raise RemoteProtocolError(f"command {number} does not exist in protocol {self.version}")
         if (command.request is Hello) is self._greeted:
             raise RemoteProtocolError("second HELLO" if self._greeted else f"{command.name} before HELLO")
         head = codec.head_size(command)
         if not head <= size <= head + command.limit:
-            raise RemoteProtocolError(f"{command.name} of {size} bytes; {head} to {head + command.limit} are possible")
+            raise RemoteProtocolError(self._missized(command, size))
         self._command, self._body_size = command, size - head
         return True
+
+    def _missized(self, command: Command, size: int) -> str:
+        head = codec.head_size(command)
+        if command.request is not Hello:
+            return f"{command.name} of {size} bytes; {head} to {head + command.limit} are possible"
+        if size == 0:
+            return (
+                f"HELLO of 0 bytes: it speaks a version before 4.0, we {self.version}; "
+                f"`--also {BRIEF[0]}` (or {', '.join(BRIEF[1:])}) serves it too"
+            )
+        if size == CAPS_BYTES:
+            return f"HELLO of {size} bytes: it speaks 4.0 or newer, we {self.version}; `--protocol` says what we speak"
+        return f"HELLO of {size} bytes; {head} are possible"
 
     def _finish_body(self) -> Request | NeedData:
         if not self._inbox.landed():
             return NEED_DATA
         body, self._body = self._body, None
+        command = self._command
         assert body is not None
-        if self._request is None:
-            return self._complete(codec.decode_graph(self._head, body))
-        request, self._request = self._request, None
-        return self._complete(codec.with_data(request, body))
-
-    def _complete(self, request: Request) -> Request:
-        command, self._command = self._command, None
         assert command is not None
+        if self._request is None:
+            return self._complete(command, codec.decode_graph(self._head, body, self.version))
+        request, self._request = self._request, None
+        return self._complete(command, codec.with_data(request, body))
+
+    def _complete(self, command: Command, request: Request) -> Request:
+        self._command = None
         self._greeted = True
-        self._unanswered = request if command.reply is not None else None
+        self._unanswered = None if command.reply is None else (command, request)
         return request
 
 

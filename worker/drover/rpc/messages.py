@@ -1,9 +1,11 @@
 """Every message of ggml RPC 8.0 as a dataclass, and COMMANDS, the table that numbers them.
 
 A class body is the wire layout: fields stand in wire order, and their types say how each is packed (`Wire`). All that
-depends on the protocol's version stands here, in `ggml.ops` and in `ggml.types`. Layouts: docs/protocol.md section 2.
+depends on the protocol's version stands here, in `ggml.ops` and in `ggml.types`; what older versions do otherwise, in
+`versions`. Layouts: docs/protocol.md section 2.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Final
@@ -183,6 +185,27 @@ class HelloReply:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortHelloReply:
+    """The answer of versions before 4.0."""
+
+    major: U8
+    minor: U8
+    patch: U8
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Nothing, in the place of an answer: versions before 6.0 wait for it where later ones go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphComputeReply:
+    """The answer of versions before 3.5."""
+
+    status: U8 = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceCount:
     pass
 
@@ -290,6 +313,9 @@ Reply = (
     | GetDeviceMemoryReply
     | GetAllocSizeReply
     | HelloReply
+    | ShortHelloReply
+    | Done
+    | GraphComputeReply
     | DeviceCountReply
     | CommInitReply
 )
@@ -312,7 +338,7 @@ class Body(Enum):
     GRAPH = "node ids and a tensor table"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Command:
     """A row: `reply` is a class, RAW for bytes whose number the request tells, or None for fire-and-forget."""
 
@@ -324,6 +350,8 @@ class Command:
     body: Body = Body.NONE
     limit: int = 0
     """Largest body in bytes."""
+    absent: tuple[tuple[str, Callable[[int], object]], ...] = ()
+    """Fields of the request that are not on the wire, and what they are then, given the size of the body."""
 
 
 _ROWS: tuple[Command, ...] = (
@@ -337,37 +365,15 @@ _ROWS: tuple[Command, ...] = (
     Command(7, "SET_TENSOR_HASH", "set_tensor_hash", SetTensorHash, SetTensorHashReply),
     Command(8, "GET_TENSOR", "get_tensor", GetTensor, RAW),
     Command(9, "COPY_TENSOR", "copy_tensor", CopyTensor, CopyTensorReply),
-    Command(
-        10,
-        "GRAPH_COMPUTE",
-        "graph_compute",
-        GraphCompute,
-        None,
-        Body.GRAPH,
-        MAX_GRAPH_BYTES,
-    ),
-    Command(
-        11,
-        "GET_DEVICE_MEMORY",
-        "get_device_memory",
-        GetDeviceMemory,
-        GetDeviceMemoryReply,
-    ),
+    Command(10, "GRAPH_COMPUTE", "graph_compute", GraphCompute, None, Body.GRAPH, MAX_GRAPH_BYTES),
+    Command(11, "GET_DEVICE_MEMORY", "get_device_memory", GetDeviceMemory, GetDeviceMemoryReply),
     Command(12, "INIT_TENSOR", "init_tensor", InitTensor, None),
     Command(13, "GET_ALLOC_SIZE", "get_alloc_size", GetAllocSize, GetAllocSizeReply),
     Command(14, "HELLO", "hello", Hello, HelloReply),
     Command(15, "DEVICE_COUNT", "device_count", DeviceCount, DeviceCountReply),
     Command(16, "GRAPH_RECOMPUTE", "graph_recompute", GraphRecompute, None),
     Command(17, "MEMSET_TENSOR", "memset_tensor", MemsetTensor, None),
-    Command(
-        18,
-        "SET_TENSOR_2D",
-        "set_tensor_2d",
-        SetTensor2D,
-        None,
-        Body.DATA,
-        MAX_DATA_BYTES,
-    ),
+    Command(18, "SET_TENSOR_2D", "set_tensor_2d", SetTensor2D, None, Body.DATA, MAX_DATA_BYTES),
     Command(19, "GET_TENSOR_2D", "get_tensor_2d", GetTensor2D, RAW),
     Command(20, "COMM_INIT", "comm_init", CommInit, CommInitReply),
     Command(21, "COMM_ALLREDUCE", "comm_allreduce", CommAllreduce, None),

@@ -24,6 +24,8 @@ import typer
 
 from drover import logs
 from drover.errors import DroverError
+from drover.rpc import versions
+from drover.rpc.versions import Version
 from drover.sizes import format_size, parse_size
 from drover.worker import machine
 
@@ -38,6 +40,7 @@ DEFAULT_PORT = 50052
 DEFAULT_GRACE = 30.0
 SHIPPED = Path(sys.prefix, "share", "drover")
 """Where an image keeps the kernels that were compiled when it was built."""
+_BRIEF = " or ".join(versions.BRIEF)
 _SPARE = 512 << 20
 """Memory left to everything else when we offer what is available."""
 _WARNING = """\
@@ -72,6 +75,8 @@ class Config:
     """Port of the status, if there is to be one; 0 is any free one."""
     grace: float
     """Seconds that running requests may take to end once we are told to stop."""
+    versions: tuple[Version, Version | None]
+    """Of the protocol: the one we speak, and the one we speak to clients that greet otherwise."""
 
 
 def worker(
@@ -101,6 +106,13 @@ def worker(
     grace: Annotated[
         float, typer.Option("--grace", min=0, help="Seconds that running graphs may take to end at SIGTERM.")
     ] = DEFAULT_GRACE,
+    protocol: Annotated[
+        str, typer.Option("--protocol", help=f"Version of ggml RPC to speak: {', '.join(versions.VERSIONS)}.")
+    ] = "8.0",
+    also: Annotated[
+        str | None,
+        typer.Option("--also", help=f"Serve clients of this older version too, on the same port: {_BRIEF}."),
+    ] = None,
     log_format: Annotated[Literal["console", "json"], typer.Option("--log-format", help="How to log.")] = "console",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details.")] = False,
 ) -> None:
@@ -121,6 +133,7 @@ def worker(
         idle_timeout=idle_timeout,
         http=http,
         grace=grace,
+        versions=versions.pair(protocol, also),
     )
     with ExitStack() as stack:
         _keep_kernels(config.kernels, stack)
@@ -134,14 +147,21 @@ def serve(config: Config) -> None:
     from drover.worker.tally import Tally
 
     tally = Tally()
-    status = Status(tally)
+    status = Status(tally, config.versions)
     with bind(config.host, config.port) as listener, _status_opened(config, status):
         signal.signal(signal.SIGTERM, _leave)
         _warn_of_strangers(config.host)
         with _progress("compiling kernels; they are kept for the next start"):
             devices = _open_devices(config)
             store = _open_store(config)
-        server = Server(devices, store, idle_timeout=config.idle_timeout, grace=config.grace, tally=tally)
+        server = Server(
+            devices,
+            store,
+            idle_timeout=config.idle_timeout,
+            grace=config.grace,
+            tally=tally,
+            versions=config.versions,
+        )
 
         def stop(_number: int, _frame: FrameType | None) -> None:
             status.stopping()
@@ -151,7 +171,7 @@ def serve(config: Config) -> None:
             signal.signal(number, stop)
         server.open(listener)
         status.opened(devices, server, store)
-        _banner(config.host, listener, devices, store)
+        _banner(config, listener, devices, store)
         server.serve(listener)
     log.info("worker stopped")
     if not server.clients:  # else one still computes: its device must not go away under it
@@ -196,11 +216,12 @@ def _open_store(config: Config) -> "Store | None":
     return store
 
 
-def _banner(host: str, listener: "socket", devices: "list[SharedDevice]", store: "Store | None") -> None:
+def _banner(config: Config, listener: "socket", devices: "list[SharedDevice]", store: "Store | None") -> None:
     """What we offer, in the words of the stock server, for people and for whoever waits for the port."""
     lines = [
-        "Starting RPC server v8.0.0",
-        f"  endpoint       : {host}:{listener.getsockname()[1]}",
+        f"Starting RPC server v{config.versions[0]}",
+        *(f"  also speaks    : v{version}" for version in config.versions[1:] if version),
+        f"  endpoint       : {config.host}:{listener.getsockname()[1]}",
         f"  local cache    : {store.folder if store else 'n/a'}",
         "Devices:",
     ]

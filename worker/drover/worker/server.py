@@ -16,6 +16,7 @@ import structlog
 from drover.errors import DroverError, RemoteProtocolError
 from drover.rpc.connection import NEED_DATA, BodyWanted, ServerConnection
 from drover.rpc.messages import COMMAND_OF, Request
+from drover.rpc.versions import CURRENT, Version
 from drover.worker.memory import SharedDevice
 from drover.worker.session import Session
 from drover.worker.store import Store
@@ -28,6 +29,10 @@ GRACE = 30.0
 """How long running requests may take to end when the worker stops."""
 _BACKLOG = 128
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+
+_OTHER_VERSION = (
+    "it heard that we speak {} and left, as clients of another version do; `--protocol` and `--also` say what we speak"
+)
 
 log = structlog.get_logger()
 
@@ -68,10 +73,12 @@ class Server:
         idle_timeout: float | None = None,
         grace: float = GRACE,
         tally: Tally | None = None,
+        versions: tuple[Version, Version | None] = (CURRENT, None),
     ) -> None:
         """`idle_timeout` is after how many silent seconds a client is dropped; None is never.
 
-        `grace` is how many seconds what runs may take to end after `stop`.
+        `grace` is how many seconds what runs may take to end after `stop`; `versions` are those of the protocol that
+        are spoken, the second beside the first.
         """
         self._devices = devices
         self._store = store
@@ -79,6 +86,7 @@ class Server:
         self._idle_timeout = idle_timeout
         self._grace = grace
         self._tally = tally or Tally()
+        self._versions = versions
         self.clients: dict[threading.Thread, _Client] = {}
         """Who is connected, by the thread that serves them."""
         self._guard = threading.Lock()
@@ -136,7 +144,8 @@ class Server:
             log.warning("client refused", peer=peer, why=f"{self._max_clients} clients are connected")
             return
         session = Session(self._devices, self._store, self._tally)
-        client = _Client(link, peer, session, self._idle_timeout, self._tally)
+        connection = ServerConnection(*self._versions)
+        client = _Client(link, peer, session, connection, self._idle_timeout, self._tally)
         thread = threading.Thread(target=self._attend, args=(client,), name=f"client {peer}", daemon=True)
         with self._guard:
             self.clients[thread] = client
@@ -178,14 +187,20 @@ class _Client:
     """One connection, from its first byte to its last."""
 
     def __init__(
-        self, link: socket.socket, peer: str, session: Session, idle_timeout: float | None, tally: Tally
+        self,
+        link: socket.socket,
+        peer: str,
+        session: Session,
+        connection: ServerConnection,
+        idle_timeout: float | None,
+        tally: Tally,
     ) -> None:
         self._link = link
         self.peer = peer
         self._tally = tally
         self._session = session
         self._idle_timeout = idle_timeout
-        self._connection = ServerConnection()
+        self._connection = connection
         self._doing = ""
         self._requests = 0
         self._received = 0
@@ -253,9 +268,7 @@ class _Client:
                 self._connection.land(self._session.landing(event.request, event.size))
                 continue
             self._begin(event)
-            reply = self._session.answer(event)
-            if reply is not None:
-                self._send(self._connection.send(reply))
+            self._send(self._connection.send(self._session.answer(event)))
             self._requests += 1
             self._doing = ""
             if self._requests == 1:
@@ -281,6 +294,8 @@ class _Client:
             self._say("info", "client sent away", "the worker stops")
         elif self._doing or not self._connection.idle:
             raise RemoteProtocolError("it left in the middle of a request")
+        elif self._requests == 1:
+            self._say("warning", "client left", _OTHER_VERSION.format(self._connection.version))
         else:
             self._say("info" if self._received else "debug", "client left", None)
 

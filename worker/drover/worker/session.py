@@ -94,7 +94,7 @@ class Session:
     # connection and devices
 
     def hello(self, _request: Hello) -> HelloReply:
-        """Version 8.0.0, TCP only."""
+        """TCP only; the connection says which version."""
         return HelloReply()
 
     def device_count(self, _request: DeviceCount) -> DeviceCountReply:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import drover
 from drover.metrics import Figure, single
-from drover.rpc.messages import VERSION
+from drover.rpc.versions import CURRENT, Version
 from drover.worker.memory import SharedDevice
 from drover.worker.server import Presence, Server
 from drover.worker.store import Store
@@ -29,7 +29,8 @@ _WHY_NOT = {
 class Status:
     """The worker as others see it."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: Tally, versions: tuple[Version, Version | None] = (CURRENT, None)) -> None:
+        self._versions = versions
         self.phase: Phase = "starting"
         self._tally = tally
         self._devices: Sequence[SharedDevice] = ()
@@ -56,7 +57,8 @@ class Status:
         counts = self._tally.counts
         return {
             "version": drover.__version__,
-            "protocol": ".".join(map(str, VERSION)),
+            "protocol": str(self._versions[0]),
+            "alsoProtocol": str(self._versions[1]) if self._versions[1] else None,
             "phase": self.phase,
             "ready": self.phase == "serving",
             "devices": [
