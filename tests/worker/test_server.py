@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -434,6 +435,40 @@ def test_a_graph_that_outlasts_the_grace_is_cut_off() -> None:
             device.go_on.set()
             for left in list(server.clients):
                 left.join(10)
+
+
+class Recording(ReferenceDevice):
+    """Remembers whose graphs it ran, by the size of the result; each takes a while."""
+
+    def __init__(self) -> None:
+        super().__init__(LIMIT)
+        self.ran: list[int] = []
+
+    def run(self, program: Program) -> None:
+        """Take a note and some time."""
+        assert isinstance(program, ReferenceProgram)
+        self.ran.append(program.nodes[0].dst.ne[0])
+        time.sleep(0.01)
+
+
+def test_graphs_of_two_busy_clients_alternate() -> None:
+    device = Recording()
+    with running(device) as worker, Client(worker.port) as first, Client(worker.port) as second:
+        frames = []
+        for client, size in ((first, 1), (second, 2)):
+            bench = Bench.on(client)
+            node = bench.node(Op.SQR, bench.tensor(size))
+            head = b"".join(codec.encode_request(bench.graph(node, uid=7)))
+            again = b"".join(codec.encode_request(m.GraphRecompute(0, 7)))
+            frames.append(head + again * 29)
+        first.raw(frames[0])
+        worker.wait(lambda: len(device.ran) >= 5)
+        second.raw(frames[1])
+        worker.wait(lambda: len(device.ran) == 60)
+    start = device.ran.index(2)
+    both = device.ran[start : start + 2 * (30 - start)]
+    assert start < 25
+    assert all(one != other for one, other in pairwise(both)), device.ran
 
 
 def test_stop_from_a_signal_handler() -> None:

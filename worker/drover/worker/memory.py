@@ -6,7 +6,6 @@ is done in Python integers, which do not wrap.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from drover.errors import DeviceError, RemoteProtocolError
 from drover.ggml.tensor import Tensor
 from drover.worker.devices.device import Buffer, Device
+from drover.worker.turns import Turns
 
 SPACING = 40
 """Bits of an address below the handle: no buffer is larger."""
@@ -30,10 +30,13 @@ _BOUNCE = 16 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedDevice:
-    """A device that several sessions use, and the lock that lets one of them in at a time."""
+    """A device that several sessions use, and the lock that lets one of them in at a time, each in its turn.
+
+    A graph is one turn: of two sessions that compute at once neither waits for more than one graph of the other.
+    """
 
     device: Device
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: Turns = field(default_factory=Turns)
 
     @property
     def max_size(self) -> int:
