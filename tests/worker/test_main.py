@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import structlog
 
+from drover.ggml.ops import Op
 from drover.hashing import fnv1a
 from drover.rpc import messages as m
 from drover.worker import __main__ as entry
@@ -55,6 +56,25 @@ def test_banner_service_and_a_quiet_end(tmp_path: Path) -> None:
             assert client.dropped()
     assert re.search(BANNER.format(port=port, cache="n/a"), worker.output)
     assert "Traceback" not in worker.output
+
+
+def test_limits_of_a_client_are_options(tmp_path: Path) -> None:
+    port = free_port()
+    limits = "--max-clients 2 --max-client-memory 1MiB --max-client-graphs 1 --max-graph-nodes 1 --max-payload 2KiB"
+    with start(tmp_path, "-p", str(port), "--max-graph-tensors", "2", *limits.split()) as worker:
+        worker.wait_port(port)
+        with Client(port) as client, Client(port) as other, Client(port, greet=False) as third:
+            assert third.dropped()
+            assert other.ask(m.GetDeviceMemory(0)) == m.GetDeviceMemoryReply(1 << 20, 64 << 20)
+            bench = Bench.on(client)
+            nodes = [bench.node(Op.SQR, bench.tensor(4)) for _ in range(2)]
+            client.tell(bench.graph(*nodes))
+            assert client.dropped()
+            other.tell(m.SetTensor(Bench.on(other).tensor(513), 0, 0, memoryview(bytes(2052))))
+            assert other.dropped()
+    assert "a graph of 2 nodes and 4 tensors; 1 and 2 are possible" in worker.output
+    assert "SET_TENSOR with 2052 bytes; we take 2048 at a time" in worker.output
+    assert "2 clients are connected" in worker.output
 
 
 def test_interrupt_is_a_normal_end(tmp_path: Path) -> None:
@@ -159,6 +179,8 @@ def said(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
         (["-H", "no.such.host.invalid", "-p", "5"], "cannot listen on no.such.host.invalid:5: "),
         (["--memory", "lots"], "'lots' is not a size; write e.g. 4GiB"),
         (["--memory", "0"], "--memory 0"),
+        (["--max-client-memory", "some"], "'some' is not a size; write e.g. 4GiB"),
+        (["--max-payload", "0"], "--max-payload 0"),
     ],
 )
 def test_what_cannot_be_is_one_line(said: Said, words: list[str], text: str) -> None:
@@ -169,7 +191,10 @@ def test_what_cannot_be_is_one_line(said: Said, words: list[str], text: str) -> 
     assert output.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["--threads", "0"], ["--port", "70000"], ["--nonsense"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--threads", "0"], ["--port", "70000"], ["--nonsense"], ["--max-clients", "0"], ["--max-client-graphs", "1025"]],
+)
 def test_bad_options(said: Said, words: list[str]) -> None:
     status, output = said(*words)
     assert status == 2

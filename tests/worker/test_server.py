@@ -7,13 +7,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
-from structlog.typing import EventDict
 
 from drover.errors import DroverError
 from drover.ggml.ops import Op
@@ -26,66 +25,13 @@ from drover.worker.devices.reference.device import ReferenceDevice, ReferencePro
 from drover.worker.memory import SharedDevice
 from drover.worker.server import Server, bind
 from support.client import Bench, Client, patched
-
-LIMIT = 1 << 24
-
-
-class Worker:
-    """A running server and what it logged."""
-
-    def __init__(self, server: Server, port: int, device: ReferenceDevice, logs: list[EventDict]) -> None:
-        self.server = server
-        self.port = port
-        self.device = device
-        self.logs = logs
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 10
-        while not condition():
-            assert time.monotonic() < end, self.logs
-            time.sleep(0.005)
-
-    def wait_logged(self, count: int) -> list[EventDict]:
-        self.wait(lambda: len(self.said()) >= count)
-        return self.said()
-
-    def said(self) -> list[EventDict]:
-        return [entry for entry in self.logs if entry["log_level"] != "debug"]
-
-
-@contextmanager
-def running(device: ReferenceDevice, **options: float) -> Iterator[Worker]:
-    server = Server([SharedDevice(device)], **options)  # type: ignore[arg-type]
-    listener = bind("127.0.0.1", 0)
-    server.open(listener)
-    with capture_logs() as logs:
-        thread = threading.Thread(target=server.serve, args=(listener,))
-        thread.start()
-        try:
-            yield Worker(server, listener.getsockname()[1], device, logs)
-        finally:
-            server.stop()
-            thread.join()
-        assert not server.clients
+from support.serving import LIMIT, Worker, running, works
 
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
     with running(ReferenceDevice(LIMIT)) as made:
         yield made
-
-
-def works(client: Client) -> bool:
-    """Whether a client gets the right answer to a graph."""
-    bench = Bench.on(client)
-    a, b = bench.tensor(3), bench.tensor(3)
-    total = bench.node(Op.ADD, a, b)
-    client.set(a, [1, 2, 3])
-    client.set(b, [10, 20, 30])
-    client.tell(bench.graph(total))
-    right = bool((client.get(total) == [11, 22, 33]).all())
-    client.tell(m.FreeBuffer(bench.handle))
-    return right
 
 
 def test_one_client_from_hello_to_the_end(worker: Worker) -> None:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
 
-from drover.errors import LocalProtocolError, RemoteProtocolError
+from drover.errors import LimitError, LocalProtocolError, RemoteProtocolError
 from drover.rpc import codec
 from drover.rpc.framing import Inbox
 from drover.rpc.messages import (
     COMMAND_OF,
     COMMANDS,
+    MAX_DATA_BYTES,
     RAW,
     VERSION,
     Body,
@@ -60,10 +61,11 @@ class _Endpoint:
 
 
 class ServerConnection(_Endpoint):
-    """The worker's end: requests come in, replies go out."""
+    """The worker's end: requests come in, replies go out; no request may carry more than `max_payload` bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_payload: int = MAX_DATA_BYTES) -> None:
         super().__init__()
+        self._max_payload = max_payload
         self._greeted = False
         self._command: Command | None = None
         self._body_size = 0
@@ -136,6 +138,8 @@ class ServerConnection(_Endpoint):
         head = codec.head_size(command)
         if not head <= size <= head + command.limit:
             raise RemoteProtocolError(f"{command.name} of {size} bytes; {head} to {head + command.limit} are possible")
+        if size - head > self._max_payload:
+            raise LimitError(f"{command.name} with {size - head} bytes; we take {self._max_payload} at a time")
         self._command, self._body_size = command, size - head
         return True
 

@@ -26,6 +26,7 @@ from drover import logs
 from drover.errors import DroverError
 from drover.sizes import format_size, parse_size
 from drover.worker import machine
+from drover.worker.limits import GENEROUS, MAX_CLIENTS, MAX_GRAPHS, Limits
 
 if TYPE_CHECKING:
     from socket import socket
@@ -67,6 +68,8 @@ class Config:
     weights_limit: int | None
     kernels: Path
     """Where compiled kernels are kept, below a folder for each version of them."""
+    max_clients: int
+    limits: Limits
     idle_timeout: float | None
     http: int | None
     """Port of the status, if there is to be one; 0 is any free one."""
@@ -90,6 +93,25 @@ def worker(
     ] = None,
     memory: Annotated[
         str | None, typer.Option("--memory", help="Memory to offer, e.g. 8GiB; by default what is available.")
+    ] = None,
+    max_clients: Annotated[
+        int, typer.Option("--max-clients", min=1, help="Clients at a time; more are turned away.")
+    ] = MAX_CLIENTS,
+    max_client_memory: Annotated[
+        str | None, typer.Option("--max-client-memory", help="Most bytes of buffers for one client, e.g. 8GiB.")
+    ] = None,
+    max_client_graphs: Annotated[
+        int,
+        typer.Option("--max-client-graphs", min=1, max=MAX_GRAPHS, help="Graphs to keep for one client on a device."),
+    ] = MAX_GRAPHS,
+    max_graph_nodes: Annotated[
+        int, typer.Option("--max-graph-nodes", min=1, help="Most nodes of a graph.")
+    ] = GENEROUS.nodes,
+    max_graph_tensors: Annotated[
+        int, typer.Option("--max-graph-tensors", min=1, help="Most tensors of a graph.")
+    ] = GENEROUS.tensors,
+    max_payload: Annotated[
+        str | None, typer.Option("--max-payload", help="Most bytes of data or graph in one command; by default 64GiB.")
     ] = None,
     idle_timeout: Annotated[
         float | None, typer.Option("--idle-timeout", min=1, help="Drop clients silent for so many seconds.")
@@ -118,6 +140,14 @@ def worker(
         weights=None if weights is None else weights / "rpc",
         weights_limit=_size(cache_limit, "--cache-limit"),
         kernels=cache_dir or home / "drover",
+        max_clients=max_clients,
+        limits=Limits(
+            memory=_size(max_client_memory, "--max-client-memory"),
+            graphs=max_client_graphs,
+            nodes=max_graph_nodes,
+            tensors=max_graph_tensors,
+            payload=_size(max_payload, "--max-payload") or GENEROUS.payload,
+        ),
         idle_timeout=idle_timeout,
         http=http,
         grace=grace,
@@ -141,7 +171,15 @@ def serve(config: Config) -> None:
         with _progress("compiling kernels; they are kept for the next start"):
             devices = _open_devices(config)
             store = _open_store(config)
-        server = Server(devices, store, idle_timeout=config.idle_timeout, grace=config.grace, tally=tally)
+        server = Server(
+            devices,
+            store,
+            max_clients=config.max_clients,
+            limits=config.limits,
+            idle_timeout=config.idle_timeout,
+            grace=config.grace,
+            tally=tally,
+        )
 
         def stop(_number: int, _frame: FrameType | None) -> None:
             status.stopping()

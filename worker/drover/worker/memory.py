@@ -60,10 +60,11 @@ class Allocation:
 
 
 class Memory:
-    """The buffers of one session."""
+    """The buffers of one session: `limit` bytes at most, on all devices together."""
 
-    def __init__(self, devices: Sequence[SharedDevice]) -> None:
+    def __init__(self, devices: Sequence[SharedDevice], limit: int | None = None) -> None:
         self._devices = devices
+        self._limit = limit
         self._held: dict[int, Allocation] = {}
         self._last = 0
 
@@ -72,9 +73,18 @@ class Memory:
         """Bytes held now, on all devices; any thread may ask."""
         return sum(held.size for held in list(self._held.values()))
 
+    def available(self, device: int) -> tuple[int, int]:
+        """Bytes of a device that this session may still take, and those it has in all."""
+        owner = self._devices[device]
+        with owner.lock:
+            free, total = owner.device.memory()
+        return (free if self._limit is None else min(free, self._limit - self.used)), total
+
     def alloc(self, device: int, size: int) -> Allocation:
         """A new zeroed buffer on a device; raises DeviceError when it does not fit."""
         owner = self._devices[device]
+        if self._limit is not None and self.used + size > self._limit:
+            raise DeviceError(f"{size} bytes asked, {self.used} held: a client may hold {self._limit}")
         if size > owner.max_size:
             raise DeviceError(f"{size} bytes asked, a buffer has at most {owner.max_size}")
         if len(self._held) >= MAX_BUFFERS or self._last >= MAX_HANDLE:

@@ -16,12 +16,12 @@ import structlog
 from drover.errors import DroverError, RemoteProtocolError
 from drover.rpc.connection import NEED_DATA, BodyWanted, ServerConnection
 from drover.rpc.messages import COMMAND_OF, Request
+from drover.worker.limits import GENEROUS, MAX_CLIENTS, Limits
 from drover.worker.memory import SharedDevice
 from drover.worker.session import Session
 from drover.worker.store import Store
 from drover.worker.tally import Tally
 
-MAX_CLIENTS = 256
 HELLO_SECONDS = 60.0
 """How long a connection may say nothing before its first request."""
 GRACE = 30.0
@@ -65,6 +65,7 @@ class Server:
         store: Store | None = None,
         *,
         max_clients: int = MAX_CLIENTS,
+        limits: Limits = GENEROUS,
         idle_timeout: float | None = None,
         grace: float = GRACE,
         tally: Tally | None = None,
@@ -76,6 +77,7 @@ class Server:
         self._devices = devices
         self._store = store
         self._max_clients = max_clients
+        self._limits = limits
         self._idle_timeout = idle_timeout
         self._grace = grace
         self._tally = tally or Tally()
@@ -135,8 +137,9 @@ class Server:
             link.close()
             log.warning("client refused", peer=peer, why=f"{self._max_clients} clients are connected")
             return
-        session = Session(self._devices, self._store, self._tally)
-        client = _Client(link, peer, session, self._idle_timeout, self._tally)
+        session = Session(self._devices, self._store, self._tally, self._limits)
+        connection = ServerConnection(self._limits.payload)
+        client = _Client(link, peer, connection, session, self._idle_timeout, self._tally)
         thread = threading.Thread(target=self._attend, args=(client,), name=f"client {peer}", daemon=True)
         with self._guard:
             self.clients[thread] = client
@@ -178,14 +181,20 @@ class _Client:
     """One connection, from its first byte to its last."""
 
     def __init__(
-        self, link: socket.socket, peer: str, session: Session, idle_timeout: float | None, tally: Tally
+        self,
+        link: socket.socket,
+        peer: str,
+        connection: ServerConnection,
+        session: Session,
+        idle_timeout: float | None,
+        tally: Tally,
     ) -> None:
         self._link = link
         self.peer = peer
         self._tally = tally
         self._session = session
         self._idle_timeout = idle_timeout
-        self._connection = ServerConnection()
+        self._connection = connection
         self._doing = ""
         self._requests = 0
         self._received = 0

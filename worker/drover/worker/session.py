@@ -50,6 +50,7 @@ from drover.rpc.messages import (
     SetTensorHashReply,
 )
 from drover.worker.graph import Programs, resolve
+from drover.worker.limits import GENEROUS, Limits
 from drover.worker.memory import Memory, Region, SharedDevice, scratch
 from drover.worker.store import Store
 from drover.worker.tally import Tally
@@ -62,12 +63,19 @@ log = structlog.get_logger()
 class Session:
     """One client's view of the worker."""
 
-    def __init__(self, devices: Sequence[SharedDevice], store: Store | None = None, tally: Tally | None = None) -> None:
-        self.memory = Memory(devices)
+    def __init__(
+        self,
+        devices: Sequence[SharedDevice],
+        store: Store | None = None,
+        tally: Tally | None = None,
+        limits: Limits = GENEROUS,
+    ) -> None:
+        self.memory = Memory(devices, limits.memory)
         self._devices = devices
         self._store = store
         self._tally = tally or Tally()
-        self._programs = [Programs() for _ in devices]
+        self._limits = limits
+        self._programs = [Programs(limits.graphs) for _ in devices]
         self._landing: memoryview | None = None
 
     def answer(self, request: Request) -> Reply | memoryview | None:
@@ -102,10 +110,9 @@ class Session:
         return DeviceCountReply(len(self._devices))
 
     def get_device_memory(self, request: GetDeviceMemory) -> GetDeviceMemoryReply:
-        """Free and total bytes of a device."""
-        shared = self._device(request.device)
-        with shared.lock:
-            return GetDeviceMemoryReply(*shared.device.memory())
+        """Bytes of a device that are free for this client, and those it has."""
+        self._device(request.device)
+        return GetDeviceMemoryReply(*self.memory.available(request.device))
 
     def get_alignment(self, request: GetAlignment) -> GetAlignmentReply:
         """Alignment of tensors, in bytes."""
@@ -215,7 +222,7 @@ class Session:
     def graph_compute(self, request: GraphCompute) -> None:
         """Check, compile and run a graph; keep it under its uid unless that is 0."""
         shared = self._device(request.device)
-        graph = resolve(request, self.memory, shared)
+        graph = resolve(request, self.memory, shared, self._limits)
         with shared.lock, self._tally.computing():
             program = shared.device.compile(graph.nodes) if graph.nodes else None
             if request.uid:
