@@ -1,6 +1,7 @@
 """A worker over real sockets: many clients at a time, and whatever one of them does, the others do not notice."""
 
 import os
+import re
 import signal
 import socket
 import struct
@@ -119,8 +120,10 @@ def test_half_a_request_costs_only_its_sender(worker: Worker, half: bytes) -> No
             stuck.socket.recv(36, socket.MSG_WAITALL)
         assert works(client)
         stuck.close()
+        worker.wait(lambda: len(worker.logs) == 1)
+        (entry,) = worker.logs
+        assert entry["log_level"] == ("warning" if half.startswith(HELLO) else "debug")
         if half:
-            (entry,) = worker.wait_logged(1)
             assert (entry["event"], entry["why"]) == ("client dropped", "it left in the middle of a request")
         assert works(client)
 
@@ -136,11 +139,34 @@ def test_half_a_body_costs_only_its_sender(worker: Worker) -> None:
         worker.wait(lambda: worker.device.memory()[0] == LIMIT)
 
 
-RAW = {
+STRANGE = {
     "no hello": (b"\x0f" + bytes(8), "DEVICE_COUNT before HELLO"),
     "hello of 0 bytes": (b"\x0e" + bytes(8), "HELLO of 0 bytes"),
     "hello of 25 bytes": (b"\x0e" + struct.pack("<Q", 25) + bytes(25), "HELLO of 25 bytes"),
     "http": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "command 71 does not exist"),
+    "http/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "command 80 does not exist"),
+    "tls": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(506), "COPY_TENSOR|MEMSET|22|COMM_FREE"),
+    "ssh": (b"SSH-2.0-scanner\r\n", "command 83 does not exist"),
+    "zeros": (bytes(64), "ALLOC_BUFFER before HELLO"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_what_is_no_client_is_worth_a_debug_line(worker: Worker, name: str) -> None:
+    """Port scans, and browsers that were given the wrong port."""
+    data, why = STRANGE[name]
+    with Client(worker.port) as other:
+        with Client(worker.port, greet=False) as stranger:
+            stranger.raw(data)
+            assert stranger.dropped()
+        worker.wait(lambda: len(worker.logs) == 1)
+        (entry,) = worker.logs
+        assert (entry["event"], entry["log_level"]) == ("client dropped", "debug")
+        assert re.search(why, entry["why"])
+        assert works(other)
+
+
+RAW = {
     "second hello": (HELLO + HELLO, "second HELLO"),
     "command 23": (HELLO + b"\x17" + bytes(8), "command 23 does not exist"),
     "command 255": (HELLO + b"\xff" + b"\xff" * 8, "command 255 does not exist"),
@@ -299,7 +325,68 @@ def test_more_clients_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_idle_clients_are_dropped_if_asked() -> None:
     with running(ReferenceDevice(LIMIT), idle_timeout=0.2) as worker, Client(worker.port) as client:
         assert client.dropped()
-        assert worker.wait_logged(1)[0]["why"] == "it said nothing for too long"
+        assert worker.wait_logged(1)[0]["why"] == "it said nothing for 0.2 s"
+
+
+def test_idle_clients_are_kept() -> None:
+    """How long a client takes between requests is its own affair."""
+    with running(ReferenceDevice(LIMIT), frame_timeout=0.1) as worker, Client(worker.port) as client:
+        for _ in range(2):
+            time.sleep(0.3)
+            assert works(client)
+
+
+@pytest.mark.parametrize("part", [1, 9, 200, 305, 320], ids=["command", "head", "record", "no data", "some data"])
+def test_half_a_frame_is_waited_for_as_long_as_told(part: int) -> None:
+    with running(ReferenceDevice(LIMIT), frame_timeout=0.2) as worker, Client(worker.port) as other:
+        with Client(worker.port) as stuck:
+            data = memoryview(bytes(400))
+            frame = b"".join(codec.encode_request(m.SetTensor(Bench.on(stuck).tensor(100), 0, 0, data)))
+            stuck.raw(frame[: part + 9])
+            started = time.monotonic()
+            assert stuck.dropped()
+            assert time.monotonic() - started < 5
+        (entry,) = worker.wait_logged(1)
+        assert (entry["event"], entry["log_level"]) == ("client dropped", "warning")
+        assert entry["why"] == "no byte came in the middle of a request for 0.2 s"
+        assert works(other)
+        worker.wait(lambda: worker.device.memory()[0] == LIMIT)
+
+
+def test_a_slow_frame_is_waited_for() -> None:
+    with running(ReferenceDevice(LIMIT), frame_timeout=0.5) as worker, Client(worker.port) as client:
+        for byte in b"\x0f" + bytes(8):
+            time.sleep(0.1)
+            client.raw(bytes([byte]))
+        assert client.socket.recv(12, socket.MSG_WAITALL) == struct.pack("<QI", 4, 1)
+
+
+def test_an_answer_that_nobody_takes() -> None:
+    with running(ReferenceDevice(1 << 26), frame_timeout=0.3) as worker, Client(worker.port) as stuck:
+        tensor = Bench.on(stuck, 1 << 25).tensor(1 << 23)
+        stuck.raw(b"".join(codec.encode_request(m.GetTensor(tensor, 0, tensor.nbytes))))
+        (entry,) = worker.wait_logged(1)
+        assert (entry["command"], entry["why"]) == ("GET_TENSOR", "it took no byte of an answer for 0.3 s")
+        worker.wait(lambda: worker.device.memory()[0] == 1 << 26)
+
+
+def test_peers_that_are_gone_are_found_in_less_than_a_minute(worker: Worker) -> None:
+    with Client(worker.port) as client:
+        assert client.ask(m.DeviceCount()).count == 1
+        (served,) = worker.server.clients.values()
+        link = served._link
+        assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, every, probes, unanswered = (
+            link.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (
+                socket.TCP_KEEPIDLE,
+                socket.TCP_KEEPINTVL,
+                socket.TCP_KEEPCNT,
+                socket.TCP_USER_TIMEOUT,
+            )
+        )
+        assert idle + every * probes < 60
+        assert unanswered < 60_000
 
 
 def test_a_client_that_never_greets_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from drover import logs
 from drover.errors import DroverError
 from drover.sizes import format_size, parse_size
 from drover.worker import machine
-from drover.worker.limits import GENEROUS, MAX_CLIENTS, MAX_GRAPHS, Limits
+from drover.worker.limits import FRAME_SECONDS, GENEROUS, GRACE, MAX_CLIENTS, MAX_GRAPHS, Limits
 
 if TYPE_CHECKING:
     from socket import socket
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from drover.worker.store import Store
 
 DEFAULT_PORT = 50052
-DEFAULT_GRACE = 30.0
 SHIPPED = Path(sys.prefix, "share", "drover")
 """Where an image keeps the kernels that were compiled when it was built."""
 _SPARE = 512 << 20
@@ -71,6 +70,7 @@ class Config:
     max_clients: int
     limits: Limits
     idle_timeout: float | None
+    frame_timeout: float
     http: int | None
     """Port of the status, if there is to be one; 0 is any free one."""
     grace: float
@@ -116,13 +116,19 @@ def worker(
     idle_timeout: Annotated[
         float | None, typer.Option("--idle-timeout", min=1, help="Drop clients silent for so many seconds.")
     ] = None,
+    frame_timeout: Annotated[
+        float,
+        typer.Option(
+            "--frame-timeout", min=1, help="Drop clients silent for so many seconds in the middle of a frame."
+        ),
+    ] = FRAME_SECONDS,
     http: Annotated[
         int | None,
         typer.Option("--http", min=0, max=65535, help="Port for /healthz, /readyz, /metrics, /state; 0 is any."),
     ] = None,
     grace: Annotated[
         float, typer.Option("--grace", min=0, help="Seconds that running graphs may take to end at SIGTERM.")
-    ] = DEFAULT_GRACE,
+    ] = GRACE,
     log_format: Annotated[Literal["console", "json"], typer.Option("--log-format", help="How to log.")] = "console",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details.")] = False,
 ) -> None:
@@ -149,6 +155,7 @@ def worker(
             payload=_size(max_payload, "--max-payload") or GENEROUS.payload,
         ),
         idle_timeout=idle_timeout,
+        frame_timeout=frame_timeout,
         http=http,
         grace=grace,
     )
@@ -177,6 +184,7 @@ def serve(config: Config) -> None:
             max_clients=config.max_clients,
             limits=config.limits,
             idle_timeout=config.idle_timeout,
+            frame_timeout=config.frame_timeout,
             grace=config.grace,
             tally=tally,
         )

@@ -7,6 +7,10 @@ MAX_GRAPHS = 1024
 """Graphs that a client believes we keep, of each device, before it forgets them all (docs/protocol.md section 3.4)."""
 MAX_NODES = 1 << 18
 MAX_TENSORS = 1 << 18
+FRAME_SECONDS = 60.0
+"""How long a client may pause in the middle of a request, or of taking an answer."""
+GRACE = 10.0
+"""How long what runs may take to end when the worker stops."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import structlog
 from drover.errors import DroverError, RemoteProtocolError
 from drover.rpc.connection import NEED_DATA, BodyWanted, ServerConnection
 from drover.rpc.messages import COMMAND_OF, Request
-from drover.worker.limits import GENEROUS, MAX_CLIENTS, Limits
+from drover.worker.limits import FRAME_SECONDS, GENEROUS, GRACE, MAX_CLIENTS, Limits
 from drover.worker.memory import SharedDevice
 from drover.worker.session import Session
 from drover.worker.store import Store
@@ -24,10 +24,15 @@ from drover.worker.tally import Tally
 
 HELLO_SECONDS = 60.0
 """How long a connection may say nothing before its first request."""
-GRACE = 30.0
-"""How long running requests may take to end when the worker stops."""
+DEAD_SECONDS = 50
+"""How long a peer that does not even acknowledge is believed to live."""
 _BACKLOG = 128
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+_KEEPALIVE = (
+    (socket.TCP_KEEPIDLE, 20),
+    (socket.TCP_KEEPINTVL, 10),
+    (socket.TCP_KEEPCNT, (DEAD_SECONDS - 20) // 10),
+    (socket.TCP_USER_TIMEOUT, DEAD_SECONDS * 1000),
+)
 
 log = structlog.get_logger()
 
@@ -67,11 +72,13 @@ class Server:
         max_clients: int = MAX_CLIENTS,
         limits: Limits = GENEROUS,
         idle_timeout: float | None = None,
+        frame_timeout: float = FRAME_SECONDS,
         grace: float = GRACE,
         tally: Tally | None = None,
     ) -> None:
         """`idle_timeout` is after how many silent seconds a client is dropped; None is never.
 
+        `frame_timeout` is the same in the middle of a request or an answer.
         `grace` is how many seconds what runs may take to end after `stop`.
         """
         self._devices = devices
@@ -79,6 +86,7 @@ class Server:
         self._max_clients = max_clients
         self._limits = limits
         self._idle_timeout = idle_timeout
+        self._frame_timeout = frame_timeout
         self._grace = grace
         self._tally = tally or Tally()
         self.clients: dict[threading.Thread, _Client] = {}
@@ -139,7 +147,7 @@ class Server:
             return
         session = Session(self._devices, self._store, self._tally, self._limits)
         connection = ServerConnection(self._limits.payload)
-        client = _Client(link, peer, connection, session, self._idle_timeout, self._tally)
+        client = _Client(link, peer, connection, session, self._tally, self._idle_timeout, self._frame_timeout)
         thread = threading.Thread(target=self._attend, args=(client,), name=f"client {peer}", daemon=True)
         with self._guard:
             self.clients[thread] = client
@@ -177,6 +185,10 @@ class Server:
             client.hang_up()
 
 
+class _StalledError(DroverError):
+    """A client said or took nothing for too long."""
+
+
 class _Client:
     """One connection, from its first byte to its last."""
 
@@ -186,14 +198,17 @@ class _Client:
         peer: str,
         connection: ServerConnection,
         session: Session,
-        idle_timeout: float | None,
         tally: Tally,
+        idle_timeout: float | None,
+        frame_timeout: float,
     ) -> None:
         self._link = link
         self.peer = peer
         self._tally = tally
         self._session = session
         self._idle_timeout = idle_timeout
+        self._frame_timeout = frame_timeout
+        self._patience: float | None = None
         self._connection = connection
         self._doing = ""
         self._requests = 0
@@ -202,7 +217,10 @@ class _Client:
         self._hung_up = False
 
     def serve(self) -> None:
-        """Answer requests until the peer leaves or errs; one log line, and everything it held is given back."""
+        """Answer requests until the peer leaves or errs; one log line, and everything it held is given back.
+
+        Who never greeted is a stranger who tries doors, and worth no more than a debug line.
+        """
         try:
             self._prepare()
             while self._receive():
@@ -210,10 +228,8 @@ class _Client:
             self._part()
         except DroverError as error:
             self._say("warning", "client dropped", str(error))
-        except TimeoutError:
-            self._say("warning", "client dropped", "it said nothing for too long")
         except OSError as error:
-            self._say("info" if self._received else "debug", "client lost", _why(error))
+            self._say("info", "client lost", _why(error))
         except Exception as error:  # a bug, or no memory left: still only this client's end
             self._say("error", "client dropped", f"{type(error).__name__}: {error}")
             log.debug("client dropped by an error of ours", peer=self.peer, exc_info=True)
@@ -244,11 +260,17 @@ class _Client:
         self._link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE:
             self._link.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._link.settimeout(HELLO_SECONDS)
 
     def _receive(self) -> bool:
         """More bytes into the connection; False when the peer has closed."""
-        count = self._link.recv_into(self._connection.room())
+        idle = self._connection.idle
+        self._wait_at_most(self._frame_timeout if not idle else self._idle_timeout if self._requests else HELLO_SECONDS)
+        try:
+            count = self._link.recv_into(self._connection.room())
+        except TimeoutError as error:
+            raise self._stalled(
+                error, "it said nothing" if idle else "no byte came in the middle of a request"
+            ) from None
         self._connection.filled(count)
         self._received += count
         self._tally.moved(received=count)
@@ -267,22 +289,33 @@ class _Client:
                 self._send(self._connection.send(reply))
             self._requests += 1
             self._doing = ""
-            if self._requests == 1:
-                self._link.settimeout(self._idle_timeout)
 
     def _begin(self, request: Request) -> None:
         self._doing = COMMAND_OF[type(request)].name
 
     def _send(self, buffers: Sequence[bytes | memoryview]) -> None:
         left = [memoryview(part) for part in buffers]
+        self._wait_at_most(self._frame_timeout)
         while left:
-            sent = self._link.sendmsg(left)
+            try:
+                sent = self._link.sendmsg(left)
+            except TimeoutError as error:
+                raise self._stalled(error, "it took no byte of an answer") from None
             self._sent += sent
             self._tally.moved(sent=sent)
             while left and sent >= len(left[0]):
                 sent -= len(left.pop(0))
             if sent:
                 left[0] = left[0][sent:]
+
+    def _wait_at_most(self, seconds: float | None) -> None:
+        if seconds != self._patience:
+            self._link.settimeout(seconds)
+            self._patience = seconds
+
+    def _stalled(self, error: TimeoutError, what: str) -> Exception:
+        """Our own patience has ended; or, if that is the kernel's word, the peer is gone."""
+        return error if error.errno else _StalledError(f"{what} for {self._patience:g} s")
 
     def _part(self) -> None:
         """The peer has closed its end."""
@@ -291,12 +324,13 @@ class _Client:
         elif self._doing or not self._connection.idle:
             raise RemoteProtocolError("it left in the middle of a request")
         else:
-            self._say("info" if self._received else "debug", "client left", None)
+            self._say("info", "client left", None)
 
     def _say(self, level: str, event: str, why: str | None) -> None:
         reason = {} if why is None else {"command": self._doing or self._connection.doing, "why": why}
         counts = {"requests": self._requests, "received": self._received, "sent": self._sent}
-        getattr(log, level)(event, peer=self.peer, **reason, **counts)
+        stranger = self._requests == 0 and level != "error"
+        getattr(log, "debug" if stranger else level)(event, peer=self.peer, **reason, **counts)
 
 
 def _peer(address: tuple[str, int]) -> str:
