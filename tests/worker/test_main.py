@@ -58,6 +58,30 @@ def test_banner_service_and_a_quiet_end(tmp_path: Path) -> None:
     assert "Traceback" not in worker.output
 
 
+def long_graph(client: Client) -> m.GraphCompute:
+    """Some ten seconds of work."""
+    bench = Bench.on(client, 48 << 20)
+    source = bench.tensor(4 << 20)
+    node = bench.node(Op.SQR, source)
+    return bench.graph(*[node] * 3000)
+
+
+def test_a_graph_that_outlasts_the_grace_does_not_delay_the_end(tmp_path: Path) -> None:
+    port = free_port()
+    with start(tmp_path, "-p", str(port), "--grace", "1") as worker:
+        worker.wait_port(port)
+        with Client(port) as client, Client(port) as idle:
+            client.tell(long_graph(client))
+            assert idle.ask(m.DeviceCount()).count == 1
+            time.sleep(0.5)
+            began = time.monotonic()
+            assert worker.stop(signal.SIGTERM) == 0
+            assert 0.9 < time.monotonic() - began < 5
+            assert idle.dropped()
+    assert "client cut off" in worker.output
+    assert "Traceback" not in worker.output
+
+
 def test_limits_of_a_client_are_options(tmp_path: Path) -> None:
     port = free_port()
     limits = "--max-clients 2 --max-client-memory 1MiB --max-client-graphs 1 --max-graph-nodes 1 --max-payload 2KiB"

@@ -117,10 +117,7 @@ def worker(
         float | None, typer.Option("--idle-timeout", min=1, help="Drop clients silent for so many seconds.")
     ] = None,
     frame_timeout: Annotated[
-        float,
-        typer.Option(
-            "--frame-timeout", min=1, help="Drop clients silent for so many seconds in the middle of a frame."
-        ),
+        float, typer.Option("--frame-timeout", min=1, help="Drop clients that stall so many seconds within a frame.")
     ] = FRAME_SECONDS,
     http: Annotated[
         int | None,

@@ -268,9 +268,8 @@ class _Client:
         try:
             count = self._link.recv_into(self._connection.room())
         except TimeoutError as error:
-            raise self._stalled(
-                error, "it said nothing" if idle else "no byte came in the middle of a request"
-            ) from None
+            what = "it said nothing" if idle else "no byte came in the middle of a request"
+            raise self._stalled(error, what) from None
         self._connection.filled(count)
         self._received += count
         self._tally.moved(received=count)
