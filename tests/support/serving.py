@@ -38,6 +38,10 @@ class Worker:
         self.wait(lambda: len(self.said()) >= count)
         return self.said()
 
+    def refused(self) -> dict[str, int]:
+        """What was refused so far, by reason."""
+        return {reason: count for reason, count in self.server._tally.refused.items() if count}
+
     def said(self) -> list[EventDict]:
         return [entry for entry in self.logs if entry["log_level"] != "debug"]
 

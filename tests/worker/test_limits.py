@@ -50,6 +50,7 @@ def test_memory_of_a_client() -> None:
         assert both.other.ask(m.GetDeviceMemory(0)).free == 2 * MIB
         assert both.other.ask(m.AllocBuffer(0, 2 * MIB)).remote_size == 2 * MIB
         both.other.tell(m.FreeBuffer(1))
+        assert both.worker.refused() == {"memory": 1}
         both.greedy.tell(m.FreeBuffer(first.remote_ptr))
         assert both.greedy.ask(m.AllocBuffer(0, 2 * MIB)).remote_size == 2 * MIB
 
@@ -107,6 +108,7 @@ def test_a_graph(limits: Limits, build: Callable[[Bench], m.GraphCompute], says:
         assert both.greedy.dropped()
         (entry,) = both.worker.wait_logged(1)
         assert (entry["event"], entry["log_level"]) == ("client dropped", "warning")
+        assert both.worker.refused() == {"limit": 1}
         assert says in entry["why"]
 
 

@@ -304,6 +304,7 @@ def test_errors_of_our_own_cost_one_connection(error: Exception) -> None:
         (entry,) = worker.wait_logged(1)
         assert entry["log_level"] == "error"
         assert type(error).__name__ in entry["why"]
+        assert worker.refused() == {"internal": 1}
         assert other.ask(m.DeviceCount()) == m.DeviceCountReply(1)
         worker.wait(lambda: device.memory()[0] == LIMIT)
 
@@ -314,6 +315,7 @@ def test_more_clients_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
         with Client(worker.port, greet=False) as third:
             assert third.dropped()
         assert worker.wait_logged(1)[0]["event"] == "client refused"
+        assert worker.refused() == {"clients": 1}
         first.close()
         worker.wait_logged(2)
         worker.wait(lambda: len(worker.server.clients) == 1)
@@ -349,6 +351,7 @@ def test_half_a_frame_is_waited_for_as_long_as_told(part: int) -> None:
         (entry,) = worker.wait_logged(1)
         assert (entry["event"], entry["log_level"]) == ("client dropped", "warning")
         assert entry["why"] == "no byte came in the middle of a request for 0.2 s"
+        assert worker.refused() == {"timeout": 1}
         assert works(other)
         worker.wait(lambda: worker.device.memory()[0] == LIMIT)
 

@@ -66,6 +66,8 @@ class ServerConnection(_Endpoint):
     def __init__(self, max_payload: int = MAX_DATA_BYTES) -> None:
         super().__init__()
         self._max_payload = max_payload
+        self.frame_size = 0
+        """Bytes of the frame that is being received or answered, its header included."""
         self._greeted = False
         self._command: Command | None = None
         self._body_size = 0
@@ -141,6 +143,7 @@ class ServerConnection(_Endpoint):
         if size - head > self._max_payload:
             raise LimitError(f"{command.name} with {size - head} bytes; we take {self._max_payload} at a time")
         self._command, self._body_size = command, size - head
+        self.frame_size = codec.REQUEST_HEADER.size + size
         return True
 
     def _finish_body(self) -> Request | NeedData:

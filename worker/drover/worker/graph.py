@@ -232,6 +232,10 @@ class Programs:
         self._kept[uid] = self._kept.pop(uid)
         return kept.program
 
+    def nodes(self, uid: int) -> int:
+        """How many nodes a kept graph executes."""
+        return self._kept[uid].nodes
+
     def forget(self, handle: int) -> None:
         """A buffer is freed: programs that touch it, and only those, can never run again."""
         for uid, kept in self._kept.items():

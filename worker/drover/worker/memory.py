@@ -73,6 +73,14 @@ class Memory:
         """Bytes held now, on all devices; any thread may ask."""
         return sum(held.size for held in list(self._held.values()))
 
+    def held(self) -> dict[SharedDevice, tuple[int, int]]:
+        """How many buffers, and bytes in them, are held of each device; any thread may ask."""
+        sums: dict[SharedDevice, tuple[int, int]] = {}
+        for held in list(self._held.values()):
+            buffers, size = sums.get(held.owner, (0, 0))
+            sums[held.owner] = buffers + 1, size + held.size
+        return sums
+
     def available(self, device: int) -> tuple[int, int]:
         """Bytes of a device that this session may still take, and those it has in all."""
         owner = self._devices[device]

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import structlog
 
-from drover.errors import DroverError, RemoteProtocolError
+from drover.errors import DeviceError, DroverError, LimitError
 from drover.rpc.connection import NEED_DATA, BodyWanted, ServerConnection
 from drover.rpc.messages import COMMAND_OF, Request
 from drover.worker.limits import FRAME_SECONDS, GENEROUS, GRACE, MAX_CLIENTS, Limits
 from drover.worker.memory import SharedDevice
-from drover.worker.session import Session
+from drover.worker.session import Holding, Session
 from drover.worker.store import Store
-from drover.worker.tally import Tally
+from drover.worker.tally import Reason, Tally
 
 HELLO_SECONDS = 60.0
 """How long a connection may say nothing before its first request."""
@@ -51,14 +51,14 @@ def bind(host: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A client that is connected, at one moment; `doing` is the command it waits for, `buffers` the bytes it holds."""
+    """A client that is connected, at one moment: the command it waits for, and what it holds of each device."""
 
     peer: str
     doing: str
     requests: int
     received: int
     sent: int
-    buffers: int
+    held: tuple[Holding, ...]
 
 
 class Server:
@@ -143,6 +143,7 @@ class Server:
             full = len(self.clients) >= self._max_clients
         if full:
             link.close()
+            self._tally.refuse("clients")
             log.warning("client refused", peer=peer, why=f"{self._max_clients} clients are connected")
             return
         session = Session(self._devices, self._store, self._tally, self._limits)
@@ -189,6 +190,18 @@ class _StalledError(DroverError):
     """A client said or took nothing for too long."""
 
 
+class _UnfinishedError(DroverError):
+    """A client left before its request was complete."""
+
+
+_REASONS: tuple[tuple[type[DroverError], Reason], ...] = (
+    (_StalledError, "timeout"),
+    (_UnfinishedError, "unfinished"),
+    (LimitError, "limit"),
+    (DeviceError, "device"),
+)
+
+
 class _Client:
     """One connection, from its first byte to its last."""
 
@@ -227,10 +240,12 @@ class _Client:
                 self._answer()
             self._part()
         except DroverError as error:
+            self._tally.refuse(self._reason(error))
             self._say("warning", "client dropped", str(error))
         except OSError as error:
             self._say("info", "client lost", _why(error))
         except Exception as error:  # a bug, or no memory left: still only this client's end
+            self._tally.refuse("internal")
             self._say("error", "client dropped", f"{type(error).__name__}: {error}")
             log.debug("client dropped by an error of ours", peer=self.peer, exc_info=True)
         finally:
@@ -239,7 +254,7 @@ class _Client:
 
     def presence(self) -> Presence:
         """What others may know of it; for other threads."""
-        held = self._session.memory.used
+        held = self._session.holdings()
         return Presence(self.peer, self._doing, self._requests, self._received, self._sent, held)
 
     def send_away(self) -> None:
@@ -284,16 +299,18 @@ class _Client:
                 continue
             self._begin(event)
             reply = self._session.answer(event)
-            if reply is not None:
-                self._send(self._connection.send(reply))
+            sent = 0 if reply is None else self._send(self._connection.send(reply))
+            self._tally.served(self._doing, self._connection.frame_size, sent)
             self._requests += 1
             self._doing = ""
 
     def _begin(self, request: Request) -> None:
         self._doing = COMMAND_OF[type(request)].name
 
-    def _send(self, buffers: Sequence[bytes | memoryview]) -> None:
+    def _send(self, buffers: Sequence[bytes | memoryview]) -> int:
+        """All of it; the bytes sent."""
         left = [memoryview(part) for part in buffers]
+        size = sum(map(len, left))
         self._wait_at_most(self._frame_timeout)
         while left:
             try:
@@ -306,6 +323,7 @@ class _Client:
                 sent -= len(left.pop(0))
             if sent:
                 left[0] = left[0][sent:]
+        return size
 
     def _wait_at_most(self, seconds: float | None) -> None:
         if seconds != self._patience:
@@ -321,9 +339,16 @@ class _Client:
         if self._hung_up:
             self._say("info", "client sent away", "the worker stops")
         elif self._doing or not self._connection.idle:
-            raise RemoteProtocolError("it left in the middle of a request")
+            raise _UnfinishedError("it left in the middle of a request")
         else:
             self._say("info", "client left", None)
+
+    def _reason(self, error: DroverError) -> Reason:
+        """For the figures: a stranger's every error is one of greeting."""
+        if self._requests == 0:
+            return "greeting"
+        known = (reason for kind, reason in _REASONS if isinstance(error, kind))
+        return next(known, "request" if self._doing else "frame")
 
     def _say(self, level: str, event: str, why: str | None) -> None:
         reason = {} if why is None else {"command": self._doing or self._connection.doing, "why": why}
