@@ -101,6 +101,21 @@ def test_limits_of_a_client_are_options(tmp_path: Path) -> None:
     assert "2 clients are connected" in worker.output
 
 
+def test_a_line_for_each_command_if_the_environment_asks(tmp_path: Path) -> None:
+    port = free_port()
+    with start(tmp_path, "-p", str(port), "--log-format", "json", env={"GGML_RPC_DEBUG": "1"}) as worker:
+        worker.wait_port(port)
+        with Client(port) as client:
+            bench = Bench.on(client, 4096)
+            client.set(bench.tensor(3), [1, 2, 3])
+            assert client.ask(m.DeviceCount()).count == 1
+    lines = [json.loads(line) for line in worker.output.splitlines() if line.startswith("{")]
+    commands = [line for line in lines if line["event"].isupper()]
+    assert [line["event"] for line in commands] == "HELLO ALLOC_BUFFER BUFFER_GET_BASE SET_TENSOR DEVICE_COUNT".split()
+    assert (commands[1]["size"], commands[1]["answer_remote_ptr"]) == (4096, 1)
+    assert commands[3]["data"] == "12 bytes"
+
+
 def test_interrupt_is_a_normal_end(tmp_path: Path) -> None:
     port = free_port()
     with start(tmp_path, "--port", str(port), "--threads", "1", "--log-format", "json") as worker:

@@ -75,6 +75,8 @@ class Config:
     """Port of the status, if there is to be one; 0 is any free one."""
     grace: float
     """Seconds that running requests may take to end once we are told to stop."""
+    trace: bool
+    """Whether to log a line a command."""
 
 
 def worker(
@@ -155,6 +157,7 @@ def worker(
         frame_timeout=frame_timeout,
         http=http,
         grace=grace,
+        trace="GGML_RPC_DEBUG" in os.environ,
     )
     with ExitStack() as stack:
         _keep_kernels(config.kernels, stack)
@@ -183,6 +186,7 @@ def serve(config: Config) -> None:
             idle_timeout=config.idle_timeout,
             frame_timeout=config.frame_timeout,
             grace=config.grace,
+            trace=config.trace,
             tally=tally,
         )
 

@@ -21,6 +21,7 @@ from drover.worker.memory import SharedDevice
 from drover.worker.session import Holding, Session
 from drover.worker.store import Store
 from drover.worker.tally import Reason, Tally
+from drover.worker.trace import facts
 
 HELLO_SECONDS = 60.0
 """How long a connection may say nothing before its first request."""
@@ -74,12 +75,13 @@ class Server:
         idle_timeout: float | None = None,
         frame_timeout: float = FRAME_SECONDS,
         grace: float = GRACE,
+        trace: bool = False,
         tally: Tally | None = None,
     ) -> None:
         """`idle_timeout` is after how many silent seconds a client is dropped; None is never.
 
         `frame_timeout` is the same in the middle of a request or an answer.
-        `grace` is how many seconds what runs may take to end after `stop`.
+        `trace` asks for a line a command. `grace` is how many seconds what runs may take to end after `stop`.
         """
         self._devices = devices
         self._store = store
@@ -88,6 +90,7 @@ class Server:
         self._idle_timeout = idle_timeout
         self._frame_timeout = frame_timeout
         self._grace = grace
+        self._trace = trace
         self._tally = tally or Tally()
         self.clients: dict[threading.Thread, _Client] = {}
         """Who is connected, by the thread that serves them."""
@@ -148,7 +151,8 @@ class Server:
             return
         session = Session(self._devices, self._store, self._tally, self._limits)
         connection = ServerConnection(self._limits.payload)
-        client = _Client(link, peer, connection, session, self._tally, self._idle_timeout, self._frame_timeout)
+        waits = self._idle_timeout, self._frame_timeout
+        client = _Client(link, peer, connection, session, self._tally, *waits, self._trace)
         thread = threading.Thread(target=self._attend, args=(client,), name=f"client {peer}", daemon=True)
         with self._guard:
             self.clients[thread] = client
@@ -214,6 +218,7 @@ class _Client:
         tally: Tally,
         idle_timeout: float | None,
         frame_timeout: float,
+        trace: bool,
     ) -> None:
         self._link = link
         self.peer = peer
@@ -221,6 +226,7 @@ class _Client:
         self._session = session
         self._idle_timeout = idle_timeout
         self._frame_timeout = frame_timeout
+        self._trace = trace
         self._patience: float | None = None
         self._connection = connection
         self._doing = ""
@@ -301,6 +307,8 @@ class _Client:
             reply = self._session.answer(event)
             sent = 0 if reply is None else self._send(self._connection.send(reply))
             self._tally.served(self._doing, self._connection.frame_size, sent)
+            if self._trace:
+                log.info(self._doing, peer=self.peer, **facts(event, reply))
             self._requests += 1
             self._doing = ""
 
