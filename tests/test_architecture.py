@@ -74,7 +74,7 @@ DOORS = {
         "drover/coordinator/http_server.py",
         "drover_operator/probe.py",
     },
-    "subprocess": {"drover/herd.py"},
+    "subprocess": {"drover/herd.py", "drover/worker/kernels.py"},
     "tokenizers": {"drover/coordinator/tokenizer.py", "drover/coordinator/pretokenizers.py"},
     "uvicorn": {"drover/coordinator/http_server.py"},
     "yaml": {"drover/spec_file.py", "drover_operator/__main__.py"},

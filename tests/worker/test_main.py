@@ -1,7 +1,6 @@
 """The `worker` command as a user starts it, on the reference device: what it prints, and how it ends."""
 
 import json
-import os
 import re
 import signal
 import sys
@@ -10,7 +9,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +18,7 @@ import structlog
 from drover.ggml.ops import Op
 from drover.hashing import fnv1a
 from drover.rpc import messages as m
-from drover.worker import __main__ as entry
 from drover.worker.__main__ import main
-from drover.worker.devices.cpu.kernel_cache import cache_directory
 from support.client import Bench, Client
 from support.processes import Running, free_port, listening
 
@@ -159,29 +155,6 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     assert "serving without a weight cache" in worker.output
     assert "compiled kernels cannot be kept" in worker.output
     assert "Traceback" not in worker.output
-
-
-def test_kernels_of_an_image_are_taken_over_into_an_empty_volume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But not the mark that says there is nothing left to compile: the CPU may be another."""
-    shipped = cache_directory(tmp_path / "image")
-    shipped.mkdir(parents=True)
-    for name in ("a.nbi", "complete", "lock"):
-        (shipped / name).write_text(name)
-    monkeypatch.setattr(entry, "SHIPPED", tmp_path / "image")
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "")
-    volume = cache_directory(tmp_path / "volume")
-    with ExitStack() as stack:
-        entry._keep_kernels(tmp_path / "volume", stack)
-        assert os.environ["NUMBA_CACHE_DIR"] == str(volume)
-    assert [path.name for path in volume.iterdir()] == ["a.nbi"]
-    (volume / "a.nbi").write_text("own by now")
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "")
-    with ExitStack() as stack:
-        entry._keep_kernels(tmp_path / "volume", stack)
-    assert (volume / "a.nbi").read_text() == "own by now"
-    assert [path.name for path in volume.parent.iterdir()] == [volume.name]
 
 
 def test_other_hosts_are_warned_of(tmp_path: Path) -> None:

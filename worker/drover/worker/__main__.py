@@ -4,16 +4,11 @@ The only place of the worker that reads the environment, and the only one that p
 are imported inside functions: NUMBA_CACHE_DIR must be set before numba is.
 """
 
-import ipaddress
 import os
-import shutil
 import signal
 import sys
-import tempfile
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -25,30 +20,17 @@ import typer
 from drover import logs
 from drover.errors import DroverError
 from drover.sizes import format_size, parse_size
-from drover.worker import machine
+from drover.worker import kernels, machine
 from drover.worker.limits import FRAME_SECONDS, GENEROUS, GRACE, MAX_CLIENTS, MAX_GRAPHS, Limits
 
 if TYPE_CHECKING:
-    from socket import socket
-
     from drover.worker.memory import SharedDevice
     from drover.worker.status import Status
     from drover.worker.store import Store
 
 DEFAULT_PORT = 50052
-SHIPPED = Path(sys.prefix, "share", "drover")
-"""Where an image keeps the kernels that were compiled when it was built."""
 _SPARE = 512 << 20
 """Memory left to everything else when we offer what is available."""
-_WARNING = """\
-!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!
-WARNING: listening on {host}, not only on this machine.
-         The ggml RPC protocol has neither authentication nor encryption: whoever
-         reaches the port may use this worker and read what it computes.
-         Keep the port on a network that you trust.
-!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!
-"""
-
 log = structlog.get_logger()
 
 
@@ -160,12 +142,13 @@ def worker(
         trace="GGML_RPC_DEBUG" in os.environ,
     )
     with ExitStack() as stack:
-        _keep_kernels(config.kernels, stack)
+        kernels.keep(config.kernels, stack)
         serve(config)
 
 
 def serve(config: Config) -> None:
     """Reserve the addresses, open devices and cache, open the port, serve until SIGINT or SIGTERM."""
+    from drover.worker import banner
     from drover.worker.server import Server, bind
     from drover.worker.status import Status
     from drover.worker.tally import Tally
@@ -174,8 +157,8 @@ def serve(config: Config) -> None:
     status = Status(tally)
     with bind(config.host, config.port) as listener, _status_opened(config, status):
         signal.signal(signal.SIGTERM, _leave)
-        _warn_of_strangers(config.host)
-        with _progress("compiling kernels; they are kept for the next start"):
+        banner.warn_of_strangers(config.host)
+        with banner.progress("compiling kernels; they are kept for the next start"):
             devices = _open_devices(config)
             store = _open_store(config)
         server = Server(
@@ -198,7 +181,7 @@ def serve(config: Config) -> None:
             signal.signal(number, stop)
         server.open(listener)
         status.opened(devices, server, store)
-        _banner(config.host, listener, devices, store)
+        banner.offer(config.host, listener.getsockname()[1], devices, store)
         server.serve(listener)
     log.info("worker stopped")
     if not server.clients:  # else one still computes: its device must not go away under it
@@ -225,6 +208,8 @@ def _open_devices(config: Config) -> "list[SharedDevice]":
 
     unknown = [name for name in config.devices if name.upper() not in DEVICES]
     names = unknown or config.devices  # a wrong name is said before any kernel is compiled
+    if not unknown and "CPU" in map(str.upper, names):
+        kernels.compile_apart()
     return [SharedDevice(open_device(name, config.threads, config.memory)) for name in names]
 
 
@@ -241,85 +226,6 @@ def _open_store(config: Config) -> "Store | None":
         return None
     fnv1a(b"compile me before the first client waits")
     return store
-
-
-def _banner(host: str, listener: "socket", devices: "list[SharedDevice]", store: "Store | None") -> None:
-    """What we offer, in the words of the stock server, for people and for whoever waits for the port."""
-    lines = [
-        "Starting RPC server v8.0.0",
-        f"  endpoint       : {host}:{listener.getsockname()[1]}",
-        f"  local cache    : {store.folder if store else 'n/a'}",
-        "Devices:",
-    ]
-    for shared in devices:
-        free, total = shared.device.memory()
-        lines.append(f"  {shared.device.name}: {shared.device.description} ({total >> 20} MiB, {free >> 20} MiB free)")
-    print(*lines, "  transport      : TCP", sep="\n", flush=True)
-
-
-def _warn_of_strangers(host: str) -> None:
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback:
-        print(_WARNING.format(host=host), file=sys.stderr, flush=True)
-
-
-def _keep_kernels(root: Path, stack: ExitStack) -> None:
-    """Tell numba where to keep compiled kernels, unless the user has; a folder we cannot use costs a warning."""
-    from drover.worker.devices.cpu.kernel_cache import cache_directory
-
-    if os.environ.get("NUMBA_CACHE_DIR"):
-        return
-    folder = cache_directory(root)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _copy_shipped(folder)
-        folder.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        log.warning("compiled kernels cannot be kept", folder=str(folder), why=error.strerror or str(error))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drover-kernels-"))) / folder.name
-        _copy_shipped(folder)
-    os.environ["NUMBA_CACHE_DIR"] = str(folder)
-
-
-def _copy_shipped(folder: Path) -> None:
-    """Start from the kernels that an image brings; numba uses those for this CPU, and adds its own on another."""
-    shipped = SHIPPED / "kernels" / folder.name
-    if folder.exists() or not shipped.is_dir():
-        return
-    with suppress(OSError), tempfile.TemporaryDirectory(dir=folder.parent, prefix="shipped-") as partial:
-        whole = Path(partial, folder.name)
-        shutil.copytree(shipped, whole, ignore=shutil.ignore_patterns("complete", "lock"))
-        whole.rename(folder)
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[None]:
-    """Say on standard error that something takes long, once it does, and how long it took."""
-    done = threading.Event()
-    start = time.monotonic()
-    interactive = sys.stderr.isatty()
-
-    def show() -> None:
-        wait = 2.0
-        while not done.wait(wait):
-            wait = 1.0 if interactive else 15.0
-            line = f"{what} ({time.monotonic() - start:.0f} s)"
-            print(f"\r{line}" if interactive else line, end="" if interactive else "\n", file=sys.stderr, flush=True)
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        if interactive and time.monotonic() - start > 2:
-            print(file=sys.stderr, flush=True)
 
 
 def _cache_home(environ: Mapping[str, str]) -> Path:
