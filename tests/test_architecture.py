@@ -29,6 +29,9 @@ PURE = (
     "drover/sources.py",
     "drover/spec.py",
     "drover/worker/devices/device.py",
+    "drover/worker/devices/offer.py",
+    "drover/worker/limits.py",
+    "drover/worker/trace.py",
     *(
         f"drover_operator/{name}.py"
         for name in (

@@ -1,6 +1,7 @@
 """The `worker` command as a user starts it, on the reference device: what it prints, and how it ends."""
 
 import json
+import os
 import re
 import signal
 import sys
@@ -9,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from support.client import Bench, Client
 from support.processes import Running, free_port, listening
 
 Said = Callable[..., tuple[int, str]]
+MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 KERNELS = Path(tempfile.gettempdir(), "drover-test-kernels")
 """Shared by the processes of this file, so that only the first compiles the hash."""
 BANNER = """\
@@ -112,6 +115,75 @@ def test_a_line_for_each_command_if_the_environment_asks(tmp_path: Path) -> None
     assert commands[3]["data"] == "12 bytes"
 
 
+def banner_of(tmp_path: Path, *options: str) -> list[str]:
+    """The devices of a worker as its banner lists them, and as a client sees their memory."""
+    port = free_port()
+    with start(tmp_path, "-p", str(port), *options) as worker:
+        worker.wait_port(port)
+        with Client(port) as client:
+            count = client.ask(m.DeviceCount()).count
+            totals = [client.ask(m.GetDeviceMemory(number)).total >> 20 for number in range(count)]
+    listed = re.findall(r"^  (\w+): .*\((\d+) MiB, \d+ MiB free\)$", worker.output, re.MULTILINE)
+    assert [int(size) for _, size in listed] == totals
+    return [f"{name} {size}" for name, size in listed]
+
+
+def test_several_devices_behind_one_port_each_with_its_memory(tmp_path: Path) -> None:
+    listed = banner_of(tmp_path, "-d", "reference, reference", "--memory", "48MiB,16MiB")
+    assert listed == ["REFERENCE 48", "REFERENCE 16"]
+
+
+def test_a_share_of_what_the_machine_has(tmp_path: Path) -> None:
+    """Devices in the host's memory share it."""
+    half, other = (int(row.split()[1]) for row in banner_of(tmp_path, "-d", "reference,reference", "--memory", "50%"))
+    assert half == other
+    assert half * 4 < MEMORY >> 20
+
+
+def test_older_spellings(tmp_path: Path) -> None:
+    """The 64MiB of `start` are overruled: that option is left out here."""
+    port = free_port()
+    settings = {"XDG_CACHE_HOME": str(tmp_path), "NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"]}
+    words = ["-d", "reference", "-cpu", "-m", "32", "-t", "1", "-p", str(port)]
+    with Running([sys.executable, "-m", "drover.worker", *words], tmp_path / "log", settings) as worker:
+        worker.wait_port(port)
+        with Client(port) as client:
+            assert client.ask(m.DeviceCount()).count == 2
+            assert client.ask(m.GetDeviceMemory(1)).total == 32 << 20
+    assert re.search(r"^  REFERENCE: .*\n  CPU: ", worker.output, re.MULTILINE)
+
+
+def test_two_workers_on_one_machine_do_not_clash(tmp_path: Path) -> None:
+    """Started together with the same folder, both serve, and what one was sent the other has."""
+    data = np.arange(64, dtype=np.float32).tobytes()
+    with ExitStack() as stack:
+        workers = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            options = ("-p", "0", "--http", "0", "--cache-dir", tmp_path / "both")
+            workers.append(stack.enter_context(start(tmp_path / name, *options)))
+        ports = [port_of(worker) for worker in workers]
+        for port in ports:
+            with Client(port) as client:
+                tensor = Bench.on(client).tensor(64)
+                known = client.ask(m.SetTensorHash(tensor, 0, fnv1a(data))).result
+                assert known == (port == ports[1])
+                client.tell(m.SetTensor(tensor, 1, 0, memoryview(data)))
+                assert client.ask(m.SetTensorHash(tensor, 0, fnv1a(data))).result == 1
+
+
+def port_of(worker: Running) -> int:
+    """The port that a worker chose, once it has said so."""
+    end = time.monotonic() + 60
+    while "transport" not in worker.output:
+        assert worker.alive, worker.output
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    found = re.search(r"endpoint       : 127\.0\.0\.1:(\d+)", worker.output)
+    assert found
+    return int(found[1])
+
+
 def test_interrupt_is_a_normal_end(tmp_path: Path) -> None:
     port = free_port()
     with start(tmp_path, "--port", str(port), "--threads", "1", "--log-format", "json") as worker:
@@ -190,7 +262,11 @@ def said(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
         (["-H", "192.0.2.1", "-p", "5"], "cannot listen on 192.0.2.1:5: Cannot assign requested address"),
         (["-H", "no.such.host.invalid", "-p", "5"], "cannot listen on no.such.host.invalid:5: "),
         (["--memory", "lots"], "'lots' is not a size; write e.g. 4GiB"),
-        (["--memory", "0"], "--memory 0"),
+        (["--memory", "0"], "'0' offers nothing that can be had; write e.g. 8GiB or 80%"),
+        (["--memory", "120%"], "'120%' offers nothing that can be had"),
+        (["--memory", "1GiB,2GiB"], "--memory has 2 amounts for 1 devices"),
+        (["--memory", "1GiB", "-m", "5"], "--memory and --mem are two spellings of one option"),
+        (["-d", "cuda:9"], "CUDA9: "),
         (["--max-client-memory", "some"], "'some' is not a size; write e.g. 4GiB"),
         (["--max-payload", "0"], "--max-payload 0"),
     ],

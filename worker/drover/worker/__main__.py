@@ -12,15 +12,17 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import structlog
 import typer
+from typer.core import TyperCommand
 
 from drover import logs
 from drover.errors import DroverError
 from drover.sizes import format_size, parse_size
-from drover.worker import kernels, machine
+from drover.worker import devices, kernels, machine
+from drover.worker.devices.offer import Offer, parse_offer
 from drover.worker.limits import FRAME_SECONDS, GENEROUS, GRACE, MAX_CLIENTS, MAX_GRAPHS, Limits
 
 if TYPE_CHECKING:
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from drover.worker.store import Store
 
 DEFAULT_PORT = 50052
-_SPARE = 512 << 20
-"""Memory left to everything else when we offer what is available."""
 log = structlog.get_logger()
 
 
@@ -41,9 +41,11 @@ class Config:
     host: str
     port: int
     devices: tuple[str, ...]
+    """Their names; none is whatever accelerators there are, or else the CPU."""
+    with_cpu: bool
     threads: int
-    memory: int
-    """Bytes each device offers."""
+    memory: tuple[Offer, ...]
+    """What each device offers, or all of them alike."""
     weights: Path | None
     """Folder of the weight cache, if there is to be one."""
     weights_limit: int | None
@@ -64,7 +66,10 @@ class Config:
 def worker(
     host: Annotated[str, typer.Option("--host", "-H", help="IPv4 address or name to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0 is any free port.")] = DEFAULT_PORT,
-    device: Annotated[str, typer.Option("--device", "-d", help="Devices, e.g. cpu or cpu,reference.")] = "cpu",
+    device: Annotated[
+        str, typer.Option("--device", "-d", help="Devices, e.g. CUDA0,CPU; by default every CUDA device, or else CPU.")
+    ] = "",
+    cpu: Annotated[bool, typer.Option("--cpu", help="The CPU too, behind the other devices.")] = False,
     threads: Annotated[
         int | None, typer.Option("--threads", "-t", min=1, help="Threads; by default all cores we may use.")
     ] = None,
@@ -76,7 +81,11 @@ def worker(
         str | None, typer.Option("--cache-limit", help="Most bytes of weights to keep, e.g. 20GiB.")
     ] = None,
     memory: Annotated[
-        str | None, typer.Option("--memory", help="Memory to offer, e.g. 8GiB; by default what is available.")
+        str | None,
+        typer.Option("--memory", help="Memory to offer of each device: 8GiB, 80%, or one for each: 8GiB,80%."),
+    ] = None,
+    mem: Annotated[
+        int | None, typer.Option("--mem", "-m", min=1, help="The same in MiB, as older servers have it.")
     ] = None,
     max_clients: Annotated[
         int, typer.Option("--max-clients", min=1, help="Clients at a time; more are turned away.")
@@ -121,9 +130,10 @@ def worker(
     config = Config(
         host=host,
         port=port,
-        devices=names or ("cpu",),
+        devices=names,
+        with_cpu=cpu,
         threads=threads or machine.usable_cores(),
-        memory=_size(memory, "--memory") or _offer(len(names) or 1),
+        memory=_offers(memory, mem),
         weights=None if weights is None else weights / "rpc",
         weights_limit=_size(cache_limit, "--cache-limit"),
         kernels=cache_dir or home / "drover",
@@ -159,10 +169,10 @@ def serve(config: Config) -> None:
         signal.signal(signal.SIGTERM, _leave)
         banner.warn_of_strangers(config.host)
         with banner.progress("compiling kernels; they are kept for the next start"):
-            devices = _open_devices(config)
+            shared = _open_devices(config)
             store = _open_store(config)
         server = Server(
-            devices,
+            shared,
             store,
             max_clients=config.max_clients,
             limits=config.limits,
@@ -180,13 +190,13 @@ def serve(config: Config) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
         server.open(listener)
-        status.opened(devices, server, store)
-        banner.offer(config.host, listener.getsockname()[1], devices, store)
+        status.opened(shared, server, store)
+        banner.offer(config.host, listener.getsockname()[1], shared, store)
         server.serve(listener)
     log.info("worker stopped")
     if not server.clients:  # else one still computes: its device must not go away under it
-        for shared in devices:
-            shared.device.close()
+        for each in shared:
+            each.device.close()
 
 
 def _status_opened(config: Config, status: "Status") -> AbstractContextManager[object]:
@@ -203,14 +213,22 @@ def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _open_devices(config: Config) -> "list[SharedDevice]":
-    from drover.worker.devices import DEVICES, open_device
     from drover.worker.memory import SharedDevice
 
-    unknown = [name for name in config.devices if name.upper() not in DEVICES]
-    names = unknown or config.devices  # a wrong name is said before any kernel is compiled
-    if not unknown and "CPU" in map(str.upper, names):
+    places = devices.choose(config.devices, config.with_cpu)
+    if not config.devices:
+        for kind in devices.beyond_us():
+            log.warning("accelerators are left alone", kind=kind, why="this build of the worker cannot compute on them")
+    if len(config.memory) not in (1, len(places)):
+        raise DroverError(f"--memory has {len(config.memory)} amounts for {len(places)} devices; give one, or as many")
+    offers = config.memory * (len(places) // len(config.memory))
+    host = machine.available_memory() // max(1, sum(place.on_host for place in places))
+    if any(place.name == "CPU" for place in places):
         kernels.compile_apart()
-    return [SharedDevice(open_device(name, config.threads, config.memory)) for name in names]
+    return [
+        SharedDevice(place.open(devices.Wanted(place.number, config.threads, offer, host)))
+        for place, offer in zip(places, offers, strict=True)
+    ]
 
 
 def _open_store(config: Config) -> "Store | None":
@@ -237,9 +255,12 @@ def _weights_home(environ: Mapping[str, str], cache_home: Path) -> Path:
     return Path(environ["LLAMA_CACHE"]) if environ.get("LLAMA_CACHE") else cache_home / "llama.cpp"
 
 
-def _offer(devices: int) -> int:
-    available = machine.available_memory()
-    return max(available - _SPARE, available // 2) // devices
+def _offers(memory: str | None, mem: int | None) -> tuple[Offer, ...]:
+    if memory is not None and mem is not None:
+        raise DroverError("--memory and --mem are two spellings of one option; give one of them")
+    if mem is not None:
+        return (Offer(mem << 20),)
+    return (Offer(),) if memory is None else tuple(parse_offer(word) for word in memory.split(","))
 
 
 def _size(text: str | None, option: str) -> int | None:
@@ -251,6 +272,19 @@ def _size(text: str | None, option: str) -> int | None:
     return size
 
 
+class _Command(TyperCommand):
+    """The command, and a spelling that no option can have: click would read -cpu as -c -p u."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line."""
+        return super().parse_args(ctx, ["--cpu" if word == "-cpu" else word for word in args])
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make `worker` a command of an application."""
+    app.command(cls=_Command)(worker)
+
+
 def main() -> int:
     """The command by itself: `python -m drover.worker`; returns the exit status."""
     app = typer.Typer(
@@ -258,7 +292,7 @@ def main() -> int:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.command()(worker)
+    add_to(app)
     try:
         app()
     except DroverError as error:

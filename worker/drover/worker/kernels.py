@@ -63,14 +63,16 @@ def compile_apart() -> None:
     if (folder / _COMPLETE).exists():
         return
     nothing = subprocess.DEVNULL
-    command = [sys.executable, "-m", "drover.worker.kernels"]
+    command = [sys.executable, "-m", "drover.worker.kernels", str(os.getpid())]
     with suppress(OSError):
         subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing, check=False)
 
 
 def main() -> None:
-    """What the process of its own does; it ends when the worker does."""
+    """What the process of its own does; it ends when the worker does, whose process is named by its argument."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):
+        return  # it has ended already
     from drover.worker.devices.cpu.device import CpuDevice
 
     CpuDevice(1, 0).close()
