@@ -48,7 +48,7 @@ def test_nothing_is_started_where_nothing_lacks(tmp_path: Path, monkeypatch: pyt
 
 
 def test_it_does_nothing_for_a_worker_that_has_ended(tmp_path: Path) -> None:
-    nobody = [sys.executable, "-m", "drover.worker.kernels", "1"]
+    nobody = [sys.executable, "-m", "drover.worker.kernels", "-1"]
     subprocess.run(nobody, check=True, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kernels")})
     assert not (tmp_path / "kernels").exists()
 

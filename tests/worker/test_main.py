@@ -184,6 +184,25 @@ def port_of(worker: Running) -> int:
     return int(found[1])
 
 
+def test_resident_memory_is_that_of_the_buffers_and_little_more(tmp_path: Path) -> None:
+    """Even of a worker whose kernels were to be compiled first."""
+    port, size = free_port(), 512 << 20
+    settings = {"XDG_CACHE_HOME": str(tmp_path), "NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"]}
+    command = [sys.executable, "-m", "drover.worker", "-d", "cpu", "-t", "2", "-p", str(port)]
+    with Running(command, tmp_path / "log", settings) as worker:
+        worker.wait_port(port)
+        with Client(port) as client:
+            bench = Bench.on(client, size)
+            client.tell(m.BufferClear(bench.handle, 1))
+            weights, rows = bench.tensor(4096, 16384), bench.tensor(4096, 64)
+            client.tell(bench.graph(bench.node(Op.MUL_MAT, weights, rows, extents=(16384, 64))))
+            assert client.ask(m.DeviceCount()).count == 1
+            status = Path(f"/proc/{worker.popen.pid}/status").read_text()
+    resident = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
+    assert resident
+    assert size < int(resident[1]) << 10 <= 1.1 * size + 250e6
+
+
 def test_interrupt_is_a_normal_end(tmp_path: Path) -> None:
     port = free_port()
     with start(tmp_path, "--port", str(port), "--threads", "1", "--log-format", "json") as worker:
