@@ -29,6 +29,9 @@ PURE = (
     "drover/sources.py",
     "drover/spec.py",
     "drover/worker/devices/device.py",
+    "drover/worker/devices/offer.py",
+    "drover/worker/limits.py",
+    "drover/worker/trace.py",
     *(
         f"drover_operator/{name}.py"
         for name in (
@@ -75,7 +78,7 @@ DOORS = {
         "drover/coordinator/http_server.py",
         "drover_operator/probe.py",
     },
-    "subprocess": {"drover/herd.py"},
+    "subprocess": {"drover/herd.py", "drover/worker/kernels.py"},
     "tokenizers": {"drover/coordinator/tokenizer.py", "drover/coordinator/pretokenizers.py"},
     "uvicorn": {"drover/coordinator/http_server.py"},
     "yaml": {"drover/spec_file.py", "drover_operator/__main__.py"},

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drover.errors import RemoteProtocolError
+from drover.errors import LimitError, RemoteProtocolError
 from drover.ggml.ops import Op, pack_params
 from drover.ggml.tensor import Tensor
 from drover.ggml.types import F16, Q4_0
@@ -14,7 +14,8 @@ from drover.rpc import messages as m
 from drover.worker import graph as graph_module
 from drover.worker.devices.device import Node
 from drover.worker.devices.reference.device import ReferenceDevice
-from drover.worker.graph import MAX_GRAPHS, Graph, Programs, resolve
+from drover.worker.graph import Graph, Programs, resolve
+from drover.worker.limits import MAX_GRAPHS, Limits
 from drover.worker.memory import Memory, SharedDevice
 from support.client import Bench, patched
 
@@ -202,10 +203,9 @@ def test_a_chain_of_200000_links(lab: Lab) -> None:
     assert [node.op for node in lab.resolve(message).nodes] == [Op.SQR]
 
 
-def test_too_many_nodes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_module, "MAX_NODES", 3)
-    with pytest.raises(RemoteProtocolError, match="4 nodes and 3 tensors"):
-        lab.resolve(nodes(3, 3, 3, 3)(lab))
+def test_too_many_nodes(lab: Lab) -> None:
+    with pytest.raises(LimitError, match="4 nodes and 3 tensors"):
+        resolve(nodes(3, 3, 3, 3)(lab), lab.memory, lab.devices[0], Limits(nodes=3))
 
 
 def test_duplicates_are_tolerated(lab: Lab) -> None:

@@ -67,6 +67,30 @@ def test_version_1(root: Path) -> None:
     assert usable_cores(root) == 1
 
 
+def test_version_1_where_controllers_share_a_mount(root: Path) -> None:
+    write(
+        root,
+        {
+            "proc/self/cgroup": "1:cpu,cpuacct:/box\n",
+            "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us": "100000\n",
+            "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us": "100000\n",
+        },
+    )
+    assert usable_cores(root) == 1
+
+
+def test_version_2_beside_version_1(root: Path) -> None:
+    write(
+        root,
+        {
+            "proc/self/cgroup": "1:name=systemd:/box\n0::/box\n",
+            "sys/fs/cgroup/unified/box/memory.max": f"{2 * GIB}\n",
+            "sys/fs/cgroup/unified/box/memory.current": f"{GIB}\n",
+        },
+    )
+    assert available_memory(root) == GIB
+
+
 def test_no_quota(root: Path) -> None:
     write(
         root,

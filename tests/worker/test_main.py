@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 import structlog
 
+from drover.ggml.ops import Op
 from drover.hashing import fnv1a
 from drover.rpc import messages as m
-from drover.worker import __main__ as entry
 from drover.worker.__main__ import main
-from drover.worker.devices.cpu.kernel_cache import cache_directory
 from support.client import Bench, Client
 from support.old_client import DIALECTS, OldClient
 from support.processes import Running, free_port, listening
 
 Said = Callable[..., tuple[int, str]]
+MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 KERNELS = Path(tempfile.gettempdir(), "drover-test-kernels")
 """Shared by the processes of this file, so that only the first compiles the hash."""
 BANNER = """\
@@ -56,6 +56,152 @@ def test_banner_service_and_a_quiet_end(tmp_path: Path) -> None:
             assert client.dropped()
     assert re.search(BANNER.format(port=port, cache="n/a"), worker.output)
     assert "Traceback" not in worker.output
+
+
+def long_graph(client: Client) -> m.GraphCompute:
+    """Some ten seconds of work."""
+    bench = Bench.on(client, 48 << 20)
+    source = bench.tensor(4 << 20)
+    node = bench.node(Op.SQR, source)
+    return bench.graph(*[node] * 3000)
+
+
+def test_a_graph_that_outlasts_the_grace_does_not_delay_the_end(tmp_path: Path) -> None:
+    port = free_port()
+    with start(tmp_path, "-p", str(port), "--grace", "1") as worker:
+        worker.wait_port(port)
+        with Client(port) as client, Client(port) as idle:
+            client.tell(long_graph(client))
+            assert idle.ask(m.DeviceCount()).count == 1
+            time.sleep(0.5)
+            began = time.monotonic()
+            assert worker.stop(signal.SIGTERM) == 0
+            assert 0.9 < time.monotonic() - began < 5
+            assert idle.dropped()
+    assert "client cut off" in worker.output
+    assert "Traceback" not in worker.output
+
+
+def test_limits_of_a_client_are_options(tmp_path: Path) -> None:
+    port = free_port()
+    limits = "--max-clients 2 --max-client-memory 1MiB --max-client-graphs 1 --max-graph-nodes 1 --max-payload 2KiB"
+    with start(tmp_path, "-p", str(port), "--max-graph-tensors", "2", *limits.split()) as worker:
+        worker.wait_port(port)
+        with Client(port) as client, Client(port) as other, Client(port, greet=False) as third:
+            assert third.dropped()
+            assert other.ask(m.GetDeviceMemory(0)) == m.GetDeviceMemoryReply(1 << 20, 64 << 20)
+            bench = Bench.on(client)
+            nodes = [bench.node(Op.SQR, bench.tensor(4)) for _ in range(2)]
+            client.tell(bench.graph(*nodes))
+            assert client.dropped()
+            other.tell(m.SetTensor(Bench.on(other).tensor(513), 0, 0, memoryview(bytes(2052))))
+            assert other.dropped()
+    assert "a graph of 2 nodes and 4 tensors; 1 and 2 are possible" in worker.output
+    assert "SET_TENSOR with 2052 bytes; we take 2048 at a time" in worker.output
+    assert "2 clients are connected" in worker.output
+
+
+def test_a_line_for_each_command_if_the_environment_asks(tmp_path: Path) -> None:
+    port = free_port()
+    with start(tmp_path, "-p", str(port), "--log-format", "json", env={"GGML_RPC_DEBUG": "1"}) as worker:
+        worker.wait_port(port)
+        with Client(port) as client:
+            bench = Bench.on(client, 4096)
+            client.set(bench.tensor(3), [1, 2, 3])
+            assert client.ask(m.DeviceCount()).count == 1
+    lines = [json.loads(line) for line in worker.output.splitlines() if line.startswith("{")]
+    commands = [line for line in lines if line["event"].isupper()]
+    assert [line["event"] for line in commands] == "HELLO ALLOC_BUFFER BUFFER_GET_BASE SET_TENSOR DEVICE_COUNT".split()
+    assert (commands[1]["size"], commands[1]["answer_remote_ptr"]) == (4096, 1)
+    assert commands[3]["data"] == "12 bytes"
+
+
+def banner_of(tmp_path: Path, *options: str) -> list[str]:
+    """The devices of a worker as its banner lists them, and as a client sees their memory."""
+    port = free_port()
+    with start(tmp_path, "-p", str(port), *options) as worker:
+        worker.wait_port(port)
+        with Client(port) as client:
+            count = client.ask(m.DeviceCount()).count
+            totals = [client.ask(m.GetDeviceMemory(number)).total >> 20 for number in range(count)]
+    listed = re.findall(r"^  (\w+): .*\((\d+) MiB, \d+ MiB free\)$", worker.output, re.MULTILINE)
+    assert [int(size) for _, size in listed] == totals
+    return [f"{name} {size}" for name, size in listed]
+
+
+def test_several_devices_behind_one_port_each_with_its_memory(tmp_path: Path) -> None:
+    listed = banner_of(tmp_path, "-d", "reference, reference", "--memory", "48MiB,16MiB")
+    assert listed == ["REFERENCE 48", "REFERENCE 16"]
+
+
+def test_a_share_of_what_the_machine_has(tmp_path: Path) -> None:
+    """Devices in the host's memory share it."""
+    half, other = (int(row.split()[1]) for row in banner_of(tmp_path, "-d", "reference,reference", "--memory", "50%"))
+    assert half == other
+    assert half * 4 < MEMORY >> 20
+
+
+def test_older_spellings(tmp_path: Path) -> None:
+    """The 64MiB of `start` are overruled: that option is left out here."""
+    port = free_port()
+    settings = {"XDG_CACHE_HOME": str(tmp_path), "NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"]}
+    words = ["-d", "reference", "-cpu", "-m", "32", "-t", "1", "-p", str(port)]
+    with Running([sys.executable, "-m", "drover.worker", *words], tmp_path / "log", settings) as worker:
+        worker.wait_port(port)
+        with Client(port) as client:
+            assert client.ask(m.DeviceCount()).count == 2
+            assert client.ask(m.GetDeviceMemory(1)).total == 32 << 20
+    assert re.search(r"^  REFERENCE: .*\n  CPU: ", worker.output, re.MULTILINE)
+
+
+def test_two_workers_on_one_machine_do_not_clash(tmp_path: Path) -> None:
+    """Started together with the same folder, both serve, and what one was sent the other has."""
+    data = np.arange(64, dtype=np.float32).tobytes()
+    with ExitStack() as stack:
+        workers = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            options = ("-p", "0", "--http", "0", "--cache-dir", tmp_path / "both")
+            workers.append(stack.enter_context(start(tmp_path / name, *options)))
+        ports = [port_of(worker) for worker in workers]
+        for port in ports:
+            with Client(port) as client:
+                tensor = Bench.on(client).tensor(64)
+                known = client.ask(m.SetTensorHash(tensor, 0, fnv1a(data))).result
+                assert known == (port == ports[1])
+                client.tell(m.SetTensor(tensor, 1, 0, memoryview(data)))
+                assert client.ask(m.SetTensorHash(tensor, 0, fnv1a(data))).result == 1
+
+
+def port_of(worker: Running) -> int:
+    """The port that a worker chose, once it has said so."""
+    end = time.monotonic() + 60
+    while "transport" not in worker.output:
+        assert worker.alive, worker.output
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    found = re.search(r"endpoint       : 127\.0\.0\.1:(\d+)", worker.output)
+    assert found
+    return int(found[1])
+
+
+def test_resident_memory_is_that_of_the_buffers_and_little_more(tmp_path: Path) -> None:
+    """Even of a worker whose kernels were to be compiled first."""
+    port, size = free_port(), 512 << 20
+    settings = {"XDG_CACHE_HOME": str(tmp_path), "NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"]}
+    command = [sys.executable, "-m", "drover.worker", "-d", "cpu", "-t", "2", "-p", str(port)]
+    with Running(command, tmp_path / "log", settings) as worker:
+        worker.wait_port(port)
+        with Client(port) as client:
+            bench = Bench.on(client, size)
+            client.tell(m.BufferClear(bench.handle, 1))
+            weights, rows = bench.tensor(4096, 16384), bench.tensor(4096, 64)
+            client.tell(bench.graph(bench.node(Op.MUL_MAT, weights, rows, extents=(16384, 64))))
+            assert client.ask(m.DeviceCount()).count == 1
+            status = Path(f"/proc/{worker.popen.pid}/status").read_text()
+    resident = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
+    assert resident
+    assert size < int(resident[1]) << 10 <= 1.1 * size + 250e6
 
 
 def test_interrupt_is_a_normal_end(tmp_path: Path) -> None:
@@ -113,29 +259,6 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     assert "Traceback" not in worker.output
 
 
-def test_kernels_of_an_image_are_taken_over_into_an_empty_volume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But not the mark that says there is nothing left to compile: the CPU may be another."""
-    shipped = cache_directory(tmp_path / "image")
-    shipped.mkdir(parents=True)
-    for name in ("a.nbi", "complete", "lock"):
-        (shipped / name).write_text(name)
-    monkeypatch.setattr(entry, "SHIPPED", tmp_path / "image")
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "")
-    volume = cache_directory(tmp_path / "volume")
-    with ExitStack() as stack:
-        entry._keep_kernels(tmp_path / "volume", stack)
-        assert os.environ["NUMBA_CACHE_DIR"] == str(volume)
-    assert [path.name for path in volume.iterdir()] == ["a.nbi"]
-    (volume / "a.nbi").write_text("own by now")
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "")
-    with ExitStack() as stack:
-        entry._keep_kernels(tmp_path / "volume", stack)
-    assert (volume / "a.nbi").read_text() == "own by now"
-    assert [path.name for path in volume.parent.iterdir()] == [volume.name]
-
-
 def test_other_hosts_are_warned_of(tmp_path: Path) -> None:
     port = free_port()
     with start(tmp_path, "-H", "0.0.0.0", "-p", str(port)) as worker:
@@ -169,9 +292,15 @@ def said(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
         (["-H", "192.0.2.1", "-p", "5"], "cannot listen on 192.0.2.1:5: Cannot assign requested address"),
         (["-H", "no.such.host.invalid", "-p", "5"], "cannot listen on no.such.host.invalid:5: "),
         (["--memory", "lots"], "'lots' is not a size; write e.g. 4GiB"),
-        (["--memory", "0"], "--memory 0"),
         (["--protocol", "3.5"], "protocol '3.5' is not served; those that are: 8.0, 7.0,"),
         (["--also", "7.0"], "protocols 8.0 and 7.0 cannot share a port"),
+        (["--memory", "0"], "'0' offers nothing that can be had; write e.g. 8GiB or 80%"),
+        (["--memory", "120%"], "'120%' offers nothing that can be had"),
+        (["--memory", "1GiB,2GiB"], "--memory has 2 amounts for 1 devices"),
+        (["--memory", "1GiB", "-m", "5"], "--memory and --mem are two spellings of one option"),
+        (["-d", "cuda:9"], "CUDA9: "),
+        (["--max-client-memory", "some"], "'some' is not a size; write e.g. 4GiB"),
+        (["--max-payload", "0"], "--max-payload 0"),
     ],
 )
 def test_what_cannot_be_is_one_line(said: Said, words: list[str], text: str) -> None:
@@ -182,7 +311,10 @@ def test_what_cannot_be_is_one_line(said: Said, words: list[str], text: str) -> 
     assert output.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["--threads", "0"], ["--port", "70000"], ["--nonsense"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--threads", "0"], ["--port", "70000"], ["--nonsense"], ["--max-clients", "0"], ["--max-client-graphs", "1025"]],
+)
 def test_bad_options(said: Said, words: list[str]) -> None:
     status, output = said(*words)
     assert status == 2

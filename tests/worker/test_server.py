@@ -1,18 +1,19 @@
 """A worker over real sockets: many clients at a time, and whatever one of them does, the others do not notice."""
 
 import os
+import re
 import signal
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
-from structlog.typing import EventDict
 
 from drover.errors import DroverError
 from drover.ggml.ops import Op
@@ -25,66 +26,13 @@ from drover.worker.devices.reference.device import ReferenceDevice, ReferencePro
 from drover.worker.memory import SharedDevice
 from drover.worker.server import Server, bind
 from support.client import Bench, Client, patched
-
-LIMIT = 1 << 24
-
-
-class Worker:
-    """A running server and what it logged."""
-
-    def __init__(self, server: Server, port: int, device: ReferenceDevice, logs: list[EventDict]) -> None:
-        self.server = server
-        self.port = port
-        self.device = device
-        self.logs = logs
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 10
-        while not condition():
-            assert time.monotonic() < end, self.logs
-            time.sleep(0.005)
-
-    def wait_logged(self, count: int) -> list[EventDict]:
-        self.wait(lambda: len(self.said()) >= count)
-        return self.said()
-
-    def said(self) -> list[EventDict]:
-        return [entry for entry in self.logs if entry["log_level"] != "debug"]
-
-
-@contextmanager
-def running(device: ReferenceDevice, **options: float) -> Iterator[Worker]:
-    server = Server([SharedDevice(device)], **options)  # type: ignore[arg-type]
-    listener = bind("127.0.0.1", 0)
-    server.open(listener)
-    with capture_logs() as logs:
-        thread = threading.Thread(target=server.serve, args=(listener,))
-        thread.start()
-        try:
-            yield Worker(server, listener.getsockname()[1], device, logs)
-        finally:
-            server.stop()
-            thread.join()
-        assert not server.clients
+from support.serving import LIMIT, Worker, running, works
 
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
     with running(ReferenceDevice(LIMIT)) as made:
         yield made
-
-
-def works(client: Client) -> bool:
-    """Whether a client gets the right answer to a graph."""
-    bench = Bench.on(client)
-    a, b = bench.tensor(3), bench.tensor(3)
-    total = bench.node(Op.ADD, a, b)
-    client.set(a, [1, 2, 3])
-    client.set(b, [10, 20, 30])
-    client.tell(bench.graph(total))
-    right = bool((client.get(total) == [11, 22, 33]).all())
-    client.tell(m.FreeBuffer(bench.handle))
-    return right
 
 
 def test_one_client_from_hello_to_the_end(worker: Worker) -> None:
@@ -172,8 +120,10 @@ def test_half_a_request_costs_only_its_sender(worker: Worker, half: bytes) -> No
             stuck.socket.recv(36, socket.MSG_WAITALL)
         assert works(client)
         stuck.close()
+        worker.wait(lambda: len(worker.logs) == 1)
+        (entry,) = worker.logs
+        assert entry["log_level"] == ("warning" if half.startswith(HELLO) else "debug")
         if half:
-            (entry,) = worker.wait_logged(1)
             assert (entry["event"], entry["why"]) == ("client dropped", "it left in the middle of a request")
         assert works(client)
 
@@ -189,11 +139,34 @@ def test_half_a_body_costs_only_its_sender(worker: Worker) -> None:
         worker.wait(lambda: worker.device.memory()[0] == LIMIT)
 
 
-RAW = {
+STRANGE = {
     "no hello": (b"\x0f" + bytes(8), "DEVICE_COUNT before HELLO"),
     "hello of 0 bytes": (b"\x0e" + bytes(8), "HELLO of 0 bytes"),
     "hello of 25 bytes": (b"\x0e" + struct.pack("<Q", 25) + bytes(25), "HELLO of 25 bytes"),
     "http": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "command 71 does not exist"),
+    "http/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "command 80 does not exist"),
+    "tls": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(506), "COMM_FREE before HELLO"),
+    "ssh": (b"SSH-2.0-scanner\r\n", "command 83 does not exist"),
+    "zeros": (bytes(64), "ALLOC_BUFFER before HELLO"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_what_is_no_client_is_worth_a_debug_line(worker: Worker, name: str) -> None:
+    """Port scans, and browsers that were given the wrong port."""
+    data, why = STRANGE[name]
+    with Client(worker.port) as other:
+        with Client(worker.port, greet=False) as stranger:
+            stranger.raw(data)
+            assert stranger.dropped()
+        worker.wait(lambda: len(worker.logs) == 1)
+        (entry,) = worker.logs
+        assert (entry["event"], entry["log_level"]) == ("client dropped", "debug")
+        assert re.search(why, entry["why"])
+        assert works(other)
+
+
+RAW = {
     "second hello": (HELLO + HELLO, "second HELLO"),
     "command 23": (HELLO + b"\x17" + bytes(8), "command 23 does not exist"),
     "command 255": (HELLO + b"\xff" + b"\xff" * 8, "command 255 does not exist"),
@@ -331,6 +304,7 @@ def test_errors_of_our_own_cost_one_connection(error: Exception) -> None:
         (entry,) = worker.wait_logged(1)
         assert entry["log_level"] == "error"
         assert type(error).__name__ in entry["why"]
+        assert worker.refused() == {"internal": 1}
         assert other.ask(m.DeviceCount()) == m.DeviceCountReply(1)
         worker.wait(lambda: device.memory()[0] == LIMIT)
 
@@ -341,6 +315,7 @@ def test_more_clients_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
         with Client(worker.port, greet=False) as third:
             assert third.dropped()
         assert worker.wait_logged(1)[0]["event"] == "client refused"
+        assert worker.refused() == {"clients": 1}
         first.close()
         worker.wait_logged(2)
         worker.wait(lambda: len(worker.server.clients) == 1)
@@ -352,7 +327,69 @@ def test_more_clients_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_idle_clients_are_dropped_if_asked() -> None:
     with running(ReferenceDevice(LIMIT), idle_timeout=0.2) as worker, Client(worker.port) as client:
         assert client.dropped()
-        assert worker.wait_logged(1)[0]["why"] == "it said nothing for too long"
+        assert worker.wait_logged(1)[0]["why"] == "it said nothing for 0.2 s"
+
+
+def test_idle_clients_are_kept() -> None:
+    """How long a client takes between requests is its own affair."""
+    with running(ReferenceDevice(LIMIT), frame_timeout=0.1) as worker, Client(worker.port) as client:
+        for _ in range(2):
+            time.sleep(0.3)
+            assert works(client)
+
+
+@pytest.mark.parametrize("part", [1, 9, 200, 305, 320], ids=["command", "head", "record", "no data", "some data"])
+def test_half_a_frame_is_waited_for_as_long_as_told(part: int) -> None:
+    with running(ReferenceDevice(LIMIT), frame_timeout=0.2) as worker, Client(worker.port) as other:
+        with Client(worker.port) as stuck:
+            data = memoryview(bytes(400))
+            frame = b"".join(codec.encode_request(m.SetTensor(Bench.on(stuck).tensor(100), 0, 0, data)))
+            stuck.raw(frame[: part + 9])
+            started = time.monotonic()
+            assert stuck.dropped()
+            assert time.monotonic() - started < 5
+        (entry,) = worker.wait_logged(1)
+        assert (entry["event"], entry["log_level"]) == ("client dropped", "warning")
+        assert entry["why"] == "no byte came in the middle of a request for 0.2 s"
+        assert worker.refused() == {"timeout": 1}
+        assert works(other)
+        worker.wait(lambda: worker.device.memory()[0] == LIMIT)
+
+
+def test_a_slow_frame_is_waited_for() -> None:
+    with running(ReferenceDevice(LIMIT), frame_timeout=0.5) as worker, Client(worker.port) as client:
+        for byte in b"\x0f" + bytes(8):
+            time.sleep(0.1)
+            client.raw(bytes([byte]))
+        assert client.socket.recv(12, socket.MSG_WAITALL) == struct.pack("<QI", 4, 1)
+
+
+def test_an_answer_that_nobody_takes() -> None:
+    with running(ReferenceDevice(1 << 26), frame_timeout=0.3) as worker, Client(worker.port) as stuck:
+        tensor = Bench.on(stuck, 1 << 25).tensor(1 << 23)
+        stuck.raw(b"".join(codec.encode_request(m.GetTensor(tensor, 0, tensor.nbytes))))
+        (entry,) = worker.wait_logged(1)
+        assert (entry["command"], entry["why"]) == ("GET_TENSOR", "it took no byte of an answer for 0.3 s")
+        worker.wait(lambda: worker.device.memory()[0] == 1 << 26)
+
+
+def test_peers_that_are_gone_are_found_in_less_than_a_minute(worker: Worker) -> None:
+    with Client(worker.port) as client:
+        assert client.ask(m.DeviceCount()).count == 1
+        (served,) = worker.server.clients.values()
+        link = served._link
+        assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, every, probes, unanswered = (
+            link.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (
+                socket.TCP_KEEPIDLE,
+                socket.TCP_KEEPINTVL,
+                socket.TCP_KEEPCNT,
+                socket.TCP_USER_TIMEOUT,
+            )
+        )
+        assert idle + every * probes < 60
+        assert unanswered < 60_000
 
 
 def test_a_client_that_never_greets_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,6 +471,40 @@ def test_a_graph_that_outlasts_the_grace_is_cut_off() -> None:
             device.go_on.set()
             for left in list(server.clients):
                 left.join(10)
+
+
+class Recording(ReferenceDevice):
+    """Remembers whose graphs it ran, by the size of the result; each takes a while."""
+
+    def __init__(self) -> None:
+        super().__init__(LIMIT)
+        self.ran: list[int] = []
+
+    def run(self, program: Program) -> None:
+        """Take a note and some time."""
+        assert isinstance(program, ReferenceProgram)
+        self.ran.append(program.nodes[0].dst.ne[0])
+        time.sleep(0.01)
+
+
+def test_graphs_of_two_busy_clients_alternate() -> None:
+    device = Recording()
+    with running(device) as worker, Client(worker.port) as first, Client(worker.port) as second:
+        frames = []
+        for client, size in ((first, 1), (second, 2)):
+            bench = Bench.on(client)
+            node = bench.node(Op.SQR, bench.tensor(size))
+            head = b"".join(codec.encode_request(bench.graph(node, uid=7)))
+            again = b"".join(codec.encode_request(m.GraphRecompute(0, 7)))
+            frames.append(head + again * 29)
+        first.raw(frames[0])
+        worker.wait(lambda: len(device.ran) >= 5)
+        second.raw(frames[1])
+        worker.wait(lambda: len(device.ran) == 60)
+    start = device.ran.index(2)
+    both = device.ran[start : start + 2 * (30 - start)]
+    assert start < 25
+    assert all(one != other for one, other in pairwise(both)), device.ran
 
 
 def test_stop_from_a_signal_handler() -> None:

@@ -60,7 +60,7 @@ def put(session: Session, tensor: Tensor, data: bytes, offset: int = 0, cache: i
 
 def test_every_command_has_a_method_and_every_public_method_a_command() -> None:
     methods = {name for name in vars(Session) if not name.startswith("_")}
-    assert methods - {"answer", "landing", "close"} == {command.method for command in m.COMMANDS.values()}
+    assert methods - {"answer", "landing", "holdings", "close"} == {command.method for command in m.COMMANDS.values()}
 
 
 def test_hello_and_devices(session: Session) -> None:

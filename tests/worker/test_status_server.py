@@ -1,6 +1,7 @@
 """The worker's status over HTTP, from before the port is open until the worker stops."""
 
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -14,6 +15,7 @@ import pytest
 
 from drover.errors import DroverError
 from drover.ggml.ops import Op
+from drover.ggml.types import I32
 from drover.hashing import fnv1a
 from drover.rpc import messages as m
 from drover.worker import status_server
@@ -99,11 +101,13 @@ def test_state_and_metrics_say_what_a_client_did(tmp_path: Path) -> None:
         assert client.ask(m.SetTensorHash(a, 0, fnv1a(data))).result == 0
         client.tell(m.SetTensor(a, 1, 0, memoryview(data)))
         assert client.ask(m.SetTensorHash(b, 0, fnv1a(data))).result == 1
-        client.tell(bench.graph(total))
+        client.tell(bench.graph(total, uid=1))
+        client.tell(m.GraphRecompute(0, 1))
         client.get(total)
         state: Any = json.loads(get(worker.http, "/state")[1])
         (row,) = state["clients"]
         assert (row["bufferBytes"], row["doing"]) == (1 << 16, None)
+        assert row["holds"] == [{"device": 0, "buffers": 1, "bytes": 1 << 16, "graphs": 1}]
         assert state["devices"][0] == {
             "name": "REFERENCE",
             "description": worker.device.device.description,
@@ -119,17 +123,58 @@ def test_state_and_metrics_say_what_a_client_did(tmp_path: Path) -> None:
             "connections_total": 1,
             "received_bytes_total": row["received"],
             "sent_bytes_total": row["sent"],
-            "graphs_total": 1,
+            "graphs_total": 2,
+            "graph_nodes_total": 2,
+            'commands_total{command="SET_TENSOR_HASH"}': 2,
+            'commands_total{command="COMM_FREE"}': 0,
+            'command_bytes_total{command="GET_TENSOR",direction="received"}': 9 + 312,
+            'command_bytes_total{command="GET_TENSOR",direction="sent"}': 8 + 256,
+            'command_bytes_total{command="SET_TENSOR",direction="received"}': 9 + 305 + 256,
+            'command_bytes_total{command="SET_TENSOR",direction="sent"}': 0,
+            'refused_total{reason="frame"}': 0,
             "cache_hits_total": 1,
             "cache_misses_total": 1,
             "cache_hit_bytes_total": 256,
             "cache_bytes": 256,
-            "buffer_bytes": 1 << 16,
+            'buffer_bytes{device="0",name="REFERENCE"}': 1 << 16,
             'device_free_bytes{device="0",name="REFERENCE"}': LIMIT - (1 << 16),
             'device_total_bytes{device="0",name="REFERENCE"}': LIMIT,
         }
         assert {name: figures[f"drover_worker_{name}"] for name in expected} == expected
         assert figures["drover_worker_compute_seconds_total"] > 0
+
+
+def every_kind_of_refusal(worker: Watched) -> Iterator[tuple[str, Client]]:
+    """A client of its own for each, which has just been refused."""
+    for reason in ("greeting", "frame", "request", "device", "unfinished", "memory"):
+        with Client(worker.rpc, greet=reason != "greeting") as client:
+            if reason == "greeting":
+                client.raw(b"GET / HTTP/1.1\r\n\r\n")
+            elif reason == "frame":
+                client.raw(b"\x63" + bytes(8))
+            elif reason == "request":
+                client.tell(m.FreeBuffer(5))
+            elif reason == "device":
+                bench = Bench.on(client)
+                rows = bench.tensor(1, type_=I32)
+                client.set(rows, [1000], np.int32)
+                client.tell(bench.graph(bench.node(Op.GET_ROWS, bench.tensor(4, 3), rows, extents=(4, 1))))
+            elif reason == "unfinished":
+                client.raw(b"\x0f")
+                client.socket.shutdown(socket.SHUT_WR)
+            elif reason == "memory":
+                assert client.ask(m.AllocBuffer(0, LIMIT + 1)).remote_ptr == 0
+            assert reason == "memory" or client.dropped()
+            yield reason, client
+
+
+def test_refusals_are_counted_by_reason(tmp_path: Path) -> None:
+    with watched(tmp_path) as worker:
+        for reason, _ in every_kind_of_refusal(worker):
+            assert worker.tally.refused[reason] == 1, reason  # type: ignore[index]
+        assert sum(worker.tally.refused.values()) == 6
+        assert metrics(worker.http)['drover_worker_refused_total{reason="greeting"}'] == 1
+        assert json.loads(get(worker.http, "/state")[1])["refused"]["device"] == 1
 
 
 def test_a_device_that_computes_is_not_waited_for(tmp_path: Path) -> None:

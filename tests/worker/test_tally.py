@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from drover.worker.tally import Counts, Tally
+from drover.worker.tally import Counts, Tally, Traffic
 
 
 def test_what_each_event_adds() -> None:
@@ -17,11 +17,23 @@ def test_what_each_event_adds() -> None:
     tally.moved(sent=3)
     tally.hit(100)
     tally.missed()
-    with tally.computing():
+    with tally.computing(7):
         pass
-    with pytest.raises(ZeroDivisionError), tally.computing():
+    with pytest.raises(ZeroDivisionError), tally.computing(5):
         _ = 1 / 0
-    assert tally.counts == Counts(1, 10, 3, 2, 4.0, 1, 1, 100)
+    assert tally.counts == Counts(1, 10, 3, 2, 4.0, 1, 1, 100, 12)
+
+
+def test_commands_and_refusals() -> None:
+    tally = Tally()
+    tally.served("SET_TENSOR", 100, 0)
+    tally.served("SET_TENSOR", 50, 0)
+    tally.served("HELLO", 33, 36)
+    tally.refuse("limit")
+    assert tally.commands["SET_TENSOR"] == Traffic(2, 150, 0)
+    assert tally.commands["HELLO"] == Traffic(1, 33, 36)
+    assert tally.commands["GET_TENSOR"] == Traffic()
+    assert {reason: count for reason, count in tally.refused.items() if count} == {"limit": 1}
 
 
 def test_no_event_is_lost_between_threads() -> None:

@@ -18,7 +18,7 @@ from drover.coordinator.load_command import load
 from drover.errors import DroverError, ModelReplacedError
 from drover.fetch.command import fetch
 from drover.sizes import parse_size
-from drover.worker.__main__ import worker
+from drover.worker import __main__ as worker
 
 INTERRUPTED = 130
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(worker)
+worker.add_to(app)
 app.command()(serve)
 app.command()(fetch)
 app.command()(load)

@@ -16,6 +16,10 @@ class RemoteProtocolError(DroverError):
     """The peer broke the rules of the RPC protocol; only its connection pays for it."""
 
 
+class LimitError(RemoteProtocolError):
+    """A client asked for more than one client may have."""
+
+
 class WorkerError(DroverError):
     """A worker cannot be reached, refused us or went away."""
 

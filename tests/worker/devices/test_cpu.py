@@ -16,10 +16,11 @@ from drover.errors import DeviceError
 from drover.ggml.ops import Op, RopeMode, pack_params
 from drover.ggml.tensor import contiguous_strides, shape
 from drover.ggml.types import F16, F32, I32, I64, Q4_1, Q8_0, TensorType
-from drover.worker.devices import DEVICES, open_device
+from drover.worker.devices import Wanted, choose
 from drover.worker.devices.cpu.device import CpuDevice
 from drover.worker.devices.cpu.kernel_cache import cache_directory
 from drover.worker.devices.device import Device, Node, Operand
+from drover.worker.devices.offer import Offer
 from drover.worker.devices.reference.device import ReferenceDevice
 from worker.devices import cases
 from worker.devices.cases import Case, case, gapped, permuted, tensor
@@ -227,17 +228,12 @@ def test_an_operation_that_nobody_knows_is_named() -> None:
 
 
 def test_devices_are_opened_by_name() -> None:
-    assert isinstance(open_device("reference", 1, 1 << 20), ReferenceDevice)
-    device = open_device("cpu", 2, 1 << 20)
-    assert isinstance(device, CpuDevice)
-    assert isinstance(device, Device)
-    assert device.memory() == (1 << 20, 1 << 20)
-    device.close()
-
-
-def test_an_unknown_device_lists_the_known() -> None:
-    with pytest.raises(DeviceError, match=f"unknown device 'TPU'; available: {', '.join(DEVICES)}"):
-        open_device("TPU", 1, 1)
+    reference, cpu = (place.open(Wanted(place.number, 2, Offer(1 << 20), 0)) for place in choose(["reference", "Cpu"]))
+    assert isinstance(reference, ReferenceDevice)
+    assert isinstance(cpu, CpuDevice)
+    assert isinstance(cpu, Device)
+    assert cpu.memory() == (1 << 20, 1 << 20)
+    cpu.close()
 
 
 def test_the_kernel_cache_is_named_for_its_sources(tmp_path: Path) -> None:

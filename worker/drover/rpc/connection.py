@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
 
-from drover.errors import LocalProtocolError, RemoteProtocolError
+from drover.errors import LimitError, LocalProtocolError, RemoteProtocolError
 from drover.rpc import codec
 from drover.rpc.framing import Inbox
 from drover.rpc.messages import (
     CAPS_BYTES,
     COMMAND_OF,
+    MAX_DATA_BYTES,
     RAW,
     VERSION,
     Body,
@@ -68,11 +69,19 @@ class _Endpoint:
 class ServerConnection(_Endpoint):
     """The worker's end: requests come in, replies go out, in the version that HELLO settles."""
 
-    def __init__(self, version: Version = CURRENT, also: Version | None = None) -> None:
-        """`also` is a version that greets otherwise than `version` does; the client's HELLO tells which it speaks."""
+    def __init__(
+        self, version: Version = CURRENT, also: Version | None = None, max_payload: int = MAX_DATA_BYTES
+    ) -> None:
+        """`also` is a version that greets otherwise than `version` does; the client's HELLO tells which it speaks.
+
+        No request may carry more than `max_payload` bytes.
+        """
         super().__init__()
         self.version = version
         self._also = also
+        self._max_payload = max_payload
+        self.frame_size = 0
+        """Bytes of the frame that is being received or answered, its header included."""
         self._greeted = False
         self._command: Command | None = None
         self._body_size = 0
@@ -154,7 +163,10 @@ class ServerConnection(_Endpoint):
         head = codec.head_size(command)
         if not head <= size <= head + command.limit:
             raise RemoteProtocolError(self._missized(command, size))
+        if size - head > self._max_payload:
+            raise LimitError(f"{command.name} with {size - head} bytes; we take {self._max_payload} at a time")
         self._command, self._body_size = command, size - head
+        self.frame_size = codec.REQUEST_HEADER.size + size
         return True
 
     def _missized(self, command: Command, size: int) -> str:

@@ -4,53 +4,36 @@ The only place of the worker that reads the environment, and the only one that p
 are imported inside functions: NUMBA_CACHE_DIR must be set before numba is.
 """
 
-import ipaddress
 import os
-import shutil
 import signal
 import sys
-import tempfile
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import structlog
 import typer
+from typer.core import TyperCommand
 
 from drover import logs
 from drover.errors import DroverError
 from drover.rpc import versions
 from drover.rpc.versions import Version
 from drover.sizes import format_size, parse_size
-from drover.worker import machine
+from drover.worker import devices, kernels, machine
+from drover.worker.devices.offer import Offer, parse_offer
+from drover.worker.limits import FRAME_SECONDS, GENEROUS, GRACE, MAX_CLIENTS, MAX_GRAPHS, Limits
 
 if TYPE_CHECKING:
-    from socket import socket
-
     from drover.worker.memory import SharedDevice
     from drover.worker.status import Status
     from drover.worker.store import Store
 
 DEFAULT_PORT = 50052
-DEFAULT_GRACE = 30.0
-SHIPPED = Path(sys.prefix, "share", "drover")
-"""Where an image keeps the kernels that were compiled when it was built."""
 _BRIEF = " or ".join(versions.BRIEF)
-_SPARE = 512 << 20
-"""Memory left to everything else when we offer what is available."""
-_WARNING = """\
-!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!
-WARNING: listening on {host}, not only on this machine.
-         The ggml RPC protocol has neither authentication nor encryption: whoever
-         reaches the port may use this worker and read what it computes.
-         Keep the port on a network that you trust.
-!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!
-"""
 
 log = structlog.get_logger()
 
@@ -62,27 +45,37 @@ class Config:
     host: str
     port: int
     devices: tuple[str, ...]
+    """Their names; none is whatever accelerators there are, or else the CPU."""
+    with_cpu: bool
     threads: int
-    memory: int
-    """Bytes each device offers."""
+    memory: tuple[Offer, ...]
+    """What each device offers, or all of them alike."""
     weights: Path | None
     """Folder of the weight cache, if there is to be one."""
     weights_limit: int | None
     kernels: Path
     """Where compiled kernels are kept, below a folder for each version of them."""
+    max_clients: int
+    limits: Limits
     idle_timeout: float | None
+    frame_timeout: float
     http: int | None
     """Port of the status, if there is to be one; 0 is any free one."""
     grace: float
     """Seconds that running requests may take to end once we are told to stop."""
     versions: tuple[Version, Version | None]
     """Of the protocol: the one we speak, and the one we speak to clients that greet otherwise."""
+    trace: bool
+    """Whether to log a line a command."""
 
 
 def worker(
     host: Annotated[str, typer.Option("--host", "-H", help="IPv4 address or name to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0 is any free port.")] = DEFAULT_PORT,
-    device: Annotated[str, typer.Option("--device", "-d", help="Devices, e.g. cpu or cpu,reference.")] = "cpu",
+    device: Annotated[
+        str, typer.Option("--device", "-d", help="Devices, e.g. CUDA0,CPU; by default every CUDA device, or else CPU.")
+    ] = "",
+    cpu: Annotated[bool, typer.Option("--cpu", help="The CPU too, behind the other devices.")] = False,
     threads: Annotated[
         int | None, typer.Option("--threads", "-t", min=1, help="Threads; by default all cores we may use.")
     ] = None,
@@ -94,18 +87,44 @@ def worker(
         str | None, typer.Option("--cache-limit", help="Most bytes of weights to keep, e.g. 20GiB.")
     ] = None,
     memory: Annotated[
-        str | None, typer.Option("--memory", help="Memory to offer, e.g. 8GiB; by default what is available.")
+        str | None,
+        typer.Option("--memory", help="Memory to offer of each device: 8GiB, 80%, or one for each: 8GiB,80%."),
+    ] = None,
+    mem: Annotated[
+        int | None, typer.Option("--mem", "-m", min=1, help="The same in MiB, as older servers have it.")
+    ] = None,
+    max_clients: Annotated[
+        int, typer.Option("--max-clients", min=1, help="Clients at a time; more are turned away.")
+    ] = MAX_CLIENTS,
+    max_client_memory: Annotated[
+        str | None, typer.Option("--max-client-memory", help="Most bytes of buffers for one client, e.g. 8GiB.")
+    ] = None,
+    max_client_graphs: Annotated[
+        int,
+        typer.Option("--max-client-graphs", min=1, max=MAX_GRAPHS, help="Graphs to keep for one client on a device."),
+    ] = MAX_GRAPHS,
+    max_graph_nodes: Annotated[
+        int, typer.Option("--max-graph-nodes", min=1, help="Most nodes of a graph.")
+    ] = GENEROUS.nodes,
+    max_graph_tensors: Annotated[
+        int, typer.Option("--max-graph-tensors", min=1, help="Most tensors of a graph.")
+    ] = GENEROUS.tensors,
+    max_payload: Annotated[
+        str | None, typer.Option("--max-payload", help="Most bytes of data or graph in one command; by default 64GiB.")
     ] = None,
     idle_timeout: Annotated[
         float | None, typer.Option("--idle-timeout", min=1, help="Drop clients silent for so many seconds.")
     ] = None,
+    frame_timeout: Annotated[
+        float, typer.Option("--frame-timeout", min=1, help="Drop clients that stall so many seconds within a frame.")
+    ] = FRAME_SECONDS,
     http: Annotated[
         int | None,
         typer.Option("--http", min=0, max=65535, help="Port for /healthz, /readyz, /metrics, /state; 0 is any."),
     ] = None,
     grace: Annotated[
         float, typer.Option("--grace", min=0, help="Seconds that running graphs may take to end at SIGTERM.")
-    ] = DEFAULT_GRACE,
+    ] = GRACE,
     protocol: Annotated[
         str, typer.Option("--protocol", help=f"Version of ggml RPC to speak: {', '.join(versions.VERSIONS)}.")
     ] = "8.0",
@@ -124,24 +143,36 @@ def worker(
     config = Config(
         host=host,
         port=port,
-        devices=names or ("cpu",),
+        devices=names,
+        with_cpu=cpu,
         threads=threads or machine.usable_cores(),
-        memory=_size(memory, "--memory") or _offer(len(names) or 1),
+        memory=_offers(memory, mem),
         weights=None if weights is None else weights / "rpc",
         weights_limit=_size(cache_limit, "--cache-limit"),
         kernels=cache_dir or home / "drover",
+        max_clients=max_clients,
+        limits=Limits(
+            memory=_size(max_client_memory, "--max-client-memory"),
+            graphs=max_client_graphs,
+            nodes=max_graph_nodes,
+            tensors=max_graph_tensors,
+            payload=_size(max_payload, "--max-payload") or GENEROUS.payload,
+        ),
         idle_timeout=idle_timeout,
+        frame_timeout=frame_timeout,
         http=http,
         grace=grace,
         versions=versions.pair(protocol, also),
+        trace="GGML_RPC_DEBUG" in os.environ,
     )
     with ExitStack() as stack:
-        _keep_kernels(config.kernels, stack)
+        kernels.keep(config.kernels, stack)
         serve(config)
 
 
 def serve(config: Config) -> None:
     """Reserve the addresses, open devices and cache, open the port, serve until SIGINT or SIGTERM."""
+    from drover.worker import banner
     from drover.worker.server import Server, bind
     from drover.worker.status import Status
     from drover.worker.tally import Tally
@@ -150,15 +181,19 @@ def serve(config: Config) -> None:
     status = Status(tally, config.versions)
     with bind(config.host, config.port) as listener, _status_opened(config, status):
         signal.signal(signal.SIGTERM, _leave)
-        _warn_of_strangers(config.host)
-        with _progress("compiling kernels; they are kept for the next start"):
-            devices = _open_devices(config)
+        banner.warn_of_strangers(config.host)
+        with banner.progress("compiling kernels; they are kept for the next start"):
+            shared = _open_devices(config)
             store = _open_store(config)
         server = Server(
-            devices,
+            shared,
             store,
+            max_clients=config.max_clients,
+            limits=config.limits,
             idle_timeout=config.idle_timeout,
+            frame_timeout=config.frame_timeout,
             grace=config.grace,
+            trace=config.trace,
             tally=tally,
             versions=config.versions,
         )
@@ -170,13 +205,13 @@ def serve(config: Config) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
         server.open(listener)
-        status.opened(devices, server, store)
-        _banner(config, listener, devices, store)
+        status.opened(shared, server, store)
+        banner.offer(config.versions, config.host, listener.getsockname()[1], shared, store)
         server.serve(listener)
     log.info("worker stopped")
     if not server.clients:  # else one still computes: its device must not go away under it
-        for shared in devices:
-            shared.device.close()
+        for each in shared:
+            each.device.close()
 
 
 def _status_opened(config: Config, status: "Status") -> AbstractContextManager[object]:
@@ -193,12 +228,22 @@ def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _open_devices(config: Config) -> "list[SharedDevice]":
-    from drover.worker.devices import DEVICES, open_device
     from drover.worker.memory import SharedDevice
 
-    unknown = [name for name in config.devices if name.upper() not in DEVICES]
-    names = unknown or config.devices  # a wrong name is said before any kernel is compiled
-    return [SharedDevice(open_device(name, config.threads, config.memory)) for name in names]
+    places = devices.choose(config.devices, config.with_cpu)
+    if not config.devices:
+        for kind in devices.beyond_us():
+            log.warning("accelerators are left alone", kind=kind, why="this build of the worker cannot compute on them")
+    if len(config.memory) not in (1, len(places)):
+        raise DroverError(f"--memory has {len(config.memory)} amounts for {len(places)} devices; give one, or as many")
+    offers = config.memory * (len(places) // len(config.memory))
+    host = machine.available_memory() // max(1, sum(place.on_host for place in places))
+    if any(place.name == "CPU" for place in places):
+        kernels.compile_apart()
+    return [
+        SharedDevice(place.open(devices.Wanted(place.number, config.threads, offer, host)))
+        for place, offer in zip(places, offers, strict=True)
+    ]
 
 
 def _open_store(config: Config) -> "Store | None":
@@ -216,86 +261,6 @@ def _open_store(config: Config) -> "Store | None":
     return store
 
 
-def _banner(config: Config, listener: "socket", devices: "list[SharedDevice]", store: "Store | None") -> None:
-    """What we offer, in the words of the stock server, for people and for whoever waits for the port."""
-    lines = [
-        f"Starting RPC server v{config.versions[0]}",
-        *(f"  also speaks    : v{version}" for version in config.versions[1:] if version),
-        f"  endpoint       : {config.host}:{listener.getsockname()[1]}",
-        f"  local cache    : {store.folder if store else 'n/a'}",
-        "Devices:",
-    ]
-    for shared in devices:
-        free, total = shared.device.memory()
-        lines.append(f"  {shared.device.name}: {shared.device.description} ({total >> 20} MiB, {free >> 20} MiB free)")
-    print(*lines, "  transport      : TCP", sep="\n", flush=True)
-
-
-def _warn_of_strangers(host: str) -> None:
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback:
-        print(_WARNING.format(host=host), file=sys.stderr, flush=True)
-
-
-def _keep_kernels(root: Path, stack: ExitStack) -> None:
-    """Tell numba where to keep compiled kernels, unless the user has; a folder we cannot use costs a warning."""
-    from drover.worker.devices.cpu.kernel_cache import cache_directory
-
-    if os.environ.get("NUMBA_CACHE_DIR"):
-        return
-    folder = cache_directory(root)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _copy_shipped(folder)
-        folder.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        log.warning("compiled kernels cannot be kept", folder=str(folder), why=error.strerror or str(error))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drover-kernels-"))) / folder.name
-        _copy_shipped(folder)
-    os.environ["NUMBA_CACHE_DIR"] = str(folder)
-
-
-def _copy_shipped(folder: Path) -> None:
-    """Start from the kernels that an image brings; numba uses those for this CPU, and adds its own on another."""
-    shipped = SHIPPED / "kernels" / folder.name
-    if folder.exists() or not shipped.is_dir():
-        return
-    with suppress(OSError), tempfile.TemporaryDirectory(dir=folder.parent, prefix="shipped-") as partial:
-        whole = Path(partial, folder.name)
-        shutil.copytree(shipped, whole, ignore=shutil.ignore_patterns("complete", "lock"))
-        whole.rename(folder)
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[None]:
-    """Say on standard error that something takes long, once it does, and how long it took."""
-    done = threading.Event()
-    start = time.monotonic()
-    interactive = sys.stderr.isatty()
-
-    def show() -> None:
-        wait = 2.0
-        while not done.wait(wait):
-            wait = 1.0 if interactive else 15.0
-            line = f"{what} ({time.monotonic() - start:.0f} s)"
-            print(f"\r{line}" if interactive else line, end="" if interactive else "\n", file=sys.stderr, flush=True)
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        if interactive and time.monotonic() - start > 2:
-            print(file=sys.stderr, flush=True)
-
-
 def _cache_home(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/"), ".cache"))
 
@@ -305,9 +270,12 @@ def _weights_home(environ: Mapping[str, str], cache_home: Path) -> Path:
     return Path(environ["LLAMA_CACHE"]) if environ.get("LLAMA_CACHE") else cache_home / "llama.cpp"
 
 
-def _offer(devices: int) -> int:
-    available = machine.available_memory()
-    return max(available - _SPARE, available // 2) // devices
+def _offers(memory: str | None, mem: int | None) -> tuple[Offer, ...]:
+    if memory is not None and mem is not None:
+        raise DroverError("--memory and --mem are two spellings of one option; give one of them")
+    if mem is not None:
+        return (Offer(mem << 20),)
+    return (Offer(),) if memory is None else tuple(parse_offer(word) for word in memory.split(","))
 
 
 def _size(text: str | None, option: str) -> int | None:
@@ -319,6 +287,19 @@ def _size(text: str | None, option: str) -> int | None:
     return size
 
 
+class _Command(TyperCommand):
+    """The command, and a spelling that no option can have: click would read -cpu as -c -p u."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line."""
+        return super().parse_args(ctx, ["--cpu" if word == "-cpu" else word for word in args])
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make `worker` a command of an application."""
+    app.command(cls=_Command)(worker)
+
+
 def main() -> int:
     """The command by itself: `python -m drover.worker`; returns the exit status."""
     app = typer.Typer(
@@ -326,7 +307,7 @@ def main() -> int:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.command()(worker)
+    add_to(app)
     try:
         app()
     except DroverError as error:

@@ -4,27 +4,25 @@ The table is flat and stays flat: operands are looked up by id, nothing recurses
 runs can reach is checked, and all of that is: docs/protocol.md sections 3 and 9.4.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from drover.errors import GraphError, RemoteProtocolError
+from drover.errors import GraphError, LimitError, RemoteProtocolError
 from drover.ggml import rules
 from drover.ggml.ops import FORBIDDEN_OPS, MAX_NAME, MAX_SOURCES, METADATA_OPS, PARAM_BYTES, Op, TensorFlag
 from drover.ggml.tensor import Shape, span
 from drover.ggml.types import TYPES
 from drover.rpc.messages import TENSOR_BYTES, GraphCompute
 from drover.worker.devices.device import Node, Operand, Program
+from drover.worker.limits import GENEROUS, MAX_GRAPHS, Limits
 from drover.worker.memory import Memory
 
-MAX_NODES = 1 << 18
-MAX_TENSORS = 1 << 18
 MAX_OVERLAP = 256
 """How many times the bytes of its buffer the elements of a tensor may claim: bounds every later product of extents."""
-MAX_GRAPHS = 1024
-"""Programs kept per device; the client counts the same way (docs/protocol.md section 3.4)."""
 MAX_KEPT_NODES = 1 << 19
 
 _FIELDS = (
@@ -59,13 +57,13 @@ class Graph:
     handles: frozenset[int]
 
 
-def resolve(message: GraphCompute, memory: Memory, owner: object) -> Graph:
+def resolve(message: GraphCompute, memory: Memory, owner: object, limits: Limits = GENEROUS) -> Graph:
     """Checked nodes of a graph whose memory must belong to the device `owner`; raises RemoteProtocolError."""
     ids = np.frombuffer(message.nodes, "<u8")
     table = np.frombuffer(message.tensors, _RECORD)
-    if len(ids) > MAX_NODES or len(table) > MAX_TENSORS:
-        raise RemoteProtocolError(
-            f"a graph of {len(ids)} nodes and {len(table)} tensors; {MAX_NODES} and {MAX_TENSORS} are possible"
+    if len(ids) > limits.nodes or len(table) > limits.tensors:
+        raise LimitError(
+            f"a graph of {len(ids)} nodes and {len(table)} tensors; {limits.nodes} and {limits.tensors} are possible"
         )
     reader = _Reader(table, memory, owner)
     nodes = [node for node in map(reader.node, ids.tolist()) if node is not None]
@@ -198,24 +196,31 @@ class _Kept:
 
 
 class Programs:
-    """Compiled graphs of one device of one session, by uid: at least as many as the client believes we have."""
+    """Compiled graphs of one device of one session, by uid: unless limited, as many as the client believes we have."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_GRAPHS) -> None:
+        self._most = most
         self._kept: dict[int, _Kept] = {}
+        self._alive = 0
         self._nodes = 0
+
+    def __len__(self) -> int:
+        """How many could run again."""
+        return self._alive
 
     def keep(self, uid: int, program: Program | None, graph: Graph) -> None:
         """Remember what a graph was compiled to; None means it had nothing to execute."""
         if uid not in self._kept and len(self._kept) >= MAX_GRAPHS:
-            self._kept.clear()
-            self._nodes = 0
+            self.clear()
         self._drop(uid)
         self._kept[uid] = _Kept(program, graph.handles, len(graph.nodes))
+        self._alive += 1
         self._nodes += len(graph.nodes)
-        for old in list(self._kept):
-            if self._nodes <= MAX_KEPT_NODES or old == uid:
-                break
-            self._bury(old, f"{MAX_KEPT_NODES} nodes were kept already")
+        if self._alive > self._most:
+            self._bury_first(lambda: self._alive > self._most, f"a client may have {self._most} graphs kept")
+        if self._nodes > MAX_KEPT_NODES:
+            heavy = f"{MAX_KEPT_NODES} nodes were kept already"
+            self._bury_first(lambda: self._nodes > MAX_KEPT_NODES and self._alive > 1, heavy)
 
     def find(self, uid: int) -> Program | None:
         """The program of a graph sent before; raises RemoteProtocolError saying why there is none."""
@@ -227,6 +232,10 @@ class Programs:
         self._kept[uid] = self._kept.pop(uid)
         return kept.program
 
+    def nodes(self, uid: int) -> int:
+        """How many nodes a kept graph executes."""
+        return self._kept[uid].nodes
+
     def forget(self, handle: int) -> None:
         """A buffer is freed: programs that touch it, and only those, can never run again."""
         for uid, kept in self._kept.items():
@@ -236,13 +245,24 @@ class Programs:
     def clear(self) -> None:
         """Drop everything."""
         self._kept.clear()
+        self._alive = self._nodes = 0
 
     def _drop(self, uid: int) -> None:
         kept = self._kept.pop(uid, None)
-        if kept is not None:
+        if kept is not None and not kept.dead:
+            self._alive -= 1
             self._nodes -= kept.nodes
+
+    def _bury_first(self, too_many: Callable[[], bool], why: str) -> None:
+        """Bury those that ran longest ago."""
+        for uid in list(self._kept):
+            if not too_many():
+                break
+            self._bury(uid, why)
 
     def _bury(self, uid: int, why: str) -> None:
         kept = self._kept[uid]
-        self._nodes -= kept.nodes
-        self._kept[uid] = _Kept(None, frozenset(), 0, dead=kept.dead or why)
+        if not kept.dead:
+            self._alive -= 1
+            self._nodes -= kept.nodes
+            self._kept[uid] = _Kept(None, frozenset(), 0, dead=why)

@@ -35,14 +35,17 @@ def available_memory(root: Path = _ROOT) -> int:
 
 def _groups(controller: str, root: Path) -> list[Path]:
     """Folders of our control group and its parents, for version 2 and for a controller of version 1."""
-    folders = [root / "sys/fs/cgroup", root / "sys/fs/cgroup" / controller]
+    whole = root / "sys/fs/cgroup"
+    folders = [whole, whole / controller]
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             number, controllers, path = line.split(":", 2)
-            if number == "0" or controller in controllers.split(","):
-                base = folders[0] if number == "0" else folders[1]
-                below = Path(path.lstrip("/"))
-                folders += [base / part for part in (below, *below.parents)]
+            below = Path(path.lstrip("/"))
+            if number == "0":
+                bases = [whole, whole / "unified"]
+            else:
+                bases = [whole / controller, whole / controllers] if controller in controllers.split(",") else []
+            folders += [base / part for base in bases for part in (below, *below.parents)]
     return list(dict.fromkeys(folders))
 
 

@@ -6,7 +6,6 @@ is done in Python integers, which do not wrap.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from drover.errors import DeviceError, RemoteProtocolError
 from drover.ggml.tensor import Tensor
 from drover.worker.devices.device import Buffer, Device
+from drover.worker.turns import Turns
 
 SPACING = 40
 """Bits of an address below the handle: no buffer is larger."""
@@ -30,10 +30,13 @@ _BOUNCE = 16 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedDevice:
-    """A device that several sessions use, and the lock that lets one of them in at a time."""
+    """A device that several sessions use, and the lock that lets one of them in at a time, each in its turn.
+
+    A graph is one turn: of two sessions that compute at once neither waits for more than one graph of the other.
+    """
 
     device: Device
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: Turns = field(default_factory=Turns)
 
     @property
     def max_size(self) -> int:
@@ -57,10 +60,11 @@ class Allocation:
 
 
 class Memory:
-    """The buffers of one session."""
+    """The buffers of one session: `limit` bytes at most, on all devices together."""
 
-    def __init__(self, devices: Sequence[SharedDevice]) -> None:
+    def __init__(self, devices: Sequence[SharedDevice], limit: int | None = None) -> None:
         self._devices = devices
+        self._limit = limit
         self._held: dict[int, Allocation] = {}
         self._last = 0
 
@@ -69,9 +73,26 @@ class Memory:
         """Bytes held now, on all devices; any thread may ask."""
         return sum(held.size for held in list(self._held.values()))
 
+    def held(self) -> dict[SharedDevice, tuple[int, int]]:
+        """How many buffers, and bytes in them, are held of each device; any thread may ask."""
+        sums: dict[SharedDevice, tuple[int, int]] = {}
+        for held in list(self._held.values()):
+            buffers, size = sums.get(held.owner, (0, 0))
+            sums[held.owner] = buffers + 1, size + held.size
+        return sums
+
+    def available(self, device: int) -> tuple[int, int]:
+        """Bytes of a device that this session may still take, and those it has in all."""
+        owner = self._devices[device]
+        with owner.lock:
+            free, total = owner.device.memory()
+        return (free if self._limit is None else min(free, self._limit - self.used)), total
+
     def alloc(self, device: int, size: int) -> Allocation:
         """A new zeroed buffer on a device; raises DeviceError when it does not fit."""
         owner = self._devices[device]
+        if self._limit is not None and self.used + size > self._limit:
+            raise DeviceError(f"{size} bytes asked, {self.used} held: a client may hold {self._limit}")
         if size > owner.max_size:
             raise DeviceError(f"{size} bytes asked, a buffer has at most {owner.max_size}")
         if len(self._held) >= MAX_BUFFERS or self._last >= MAX_HANDLE:

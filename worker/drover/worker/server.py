@@ -13,22 +13,28 @@ from dataclasses import dataclass
 
 import structlog
 
-from drover.errors import DroverError, RemoteProtocolError
+from drover.errors import DeviceError, DroverError, LimitError
 from drover.rpc.connection import NEED_DATA, BodyWanted, ServerConnection
 from drover.rpc.messages import COMMAND_OF, Request
 from drover.rpc.versions import CURRENT, Version
+from drover.worker.limits import FRAME_SECONDS, GENEROUS, GRACE, MAX_CLIENTS, Limits
 from drover.worker.memory import SharedDevice
-from drover.worker.session import Session
+from drover.worker.session import Holding, Session
 from drover.worker.store import Store
-from drover.worker.tally import Tally
+from drover.worker.tally import Reason, Tally
+from drover.worker.trace import facts
 
-MAX_CLIENTS = 256
 HELLO_SECONDS = 60.0
 """How long a connection may say nothing before its first request."""
-GRACE = 30.0
-"""How long running requests may take to end when the worker stops."""
+DEAD_SECONDS = 50
+"""How long a peer that does not even acknowledge is believed to live."""
 _BACKLOG = 128
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+_KEEPALIVE = (
+    (socket.TCP_KEEPIDLE, 20),
+    (socket.TCP_KEEPINTVL, 10),
+    (socket.TCP_KEEPCNT, (DEAD_SECONDS - 20) // 10),
+    (socket.TCP_USER_TIMEOUT, DEAD_SECONDS * 1000),
+)
 
 _OTHER_VERSION = (
     "it heard that we speak {} and left, as clients of another version do; `--protocol` and `--also` say what we speak"
@@ -51,14 +57,14 @@ def bind(host: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A client that is connected, at one moment; `doing` is the command it waits for, `buffers` the bytes it holds."""
+    """A client that is connected, at one moment: the command it waits for, and what it holds of each device."""
 
     peer: str
     doing: str
     requests: int
     received: int
     sent: int
-    buffers: int
+    held: tuple[Holding, ...]
 
 
 class Server:
@@ -70,21 +76,28 @@ class Server:
         store: Store | None = None,
         *,
         max_clients: int = MAX_CLIENTS,
+        limits: Limits = GENEROUS,
         idle_timeout: float | None = None,
+        frame_timeout: float = FRAME_SECONDS,
         grace: float = GRACE,
+        trace: bool = False,
         tally: Tally | None = None,
         versions: tuple[Version, Version | None] = (CURRENT, None),
     ) -> None:
         """`idle_timeout` is after how many silent seconds a client is dropped; None is never.
 
-        `grace` is how many seconds what runs may take to end after `stop`; `versions` are those of the protocol that
-        are spoken, the second beside the first.
+        `frame_timeout` is the same in the middle of a request or an answer.
+        `trace` asks for a line a command. `grace` is how many seconds what runs may take to end after `stop`.
+        `versions` are those of the protocol that are spoken, the second beside the first.
         """
         self._devices = devices
         self._store = store
         self._max_clients = max_clients
+        self._limits = limits
         self._idle_timeout = idle_timeout
+        self._frame_timeout = frame_timeout
         self._grace = grace
+        self._trace = trace
         self._tally = tally or Tally()
         self._versions = versions
         self.clients: dict[threading.Thread, _Client] = {}
@@ -141,11 +154,13 @@ class Server:
             full = len(self.clients) >= self._max_clients
         if full:
             link.close()
+            self._tally.refuse("clients")
             log.warning("client refused", peer=peer, why=f"{self._max_clients} clients are connected")
             return
-        session = Session(self._devices, self._store, self._tally)
-        connection = ServerConnection(*self._versions)
-        client = _Client(link, peer, session, connection, self._idle_timeout, self._tally)
+        session = Session(self._devices, self._store, self._tally, self._limits)
+        connection = ServerConnection(*self._versions, self._limits.payload)
+        waits = self._idle_timeout, self._frame_timeout
+        client = _Client(link, peer, connection, session, self._tally, *waits, self._trace)
         thread = threading.Thread(target=self._attend, args=(client,), name=f"client {peer}", daemon=True)
         with self._guard:
             self.clients[thread] = client
@@ -183,6 +198,22 @@ class Server:
             client.hang_up()
 
 
+class _StalledError(DroverError):
+    """A client said or took nothing for too long."""
+
+
+class _UnfinishedError(DroverError):
+    """A client left before its request was complete."""
+
+
+_REASONS: tuple[tuple[type[DroverError], Reason], ...] = (
+    (_StalledError, "timeout"),
+    (_UnfinishedError, "unfinished"),
+    (LimitError, "limit"),
+    (DeviceError, "device"),
+)
+
+
 class _Client:
     """One connection, from its first byte to its last."""
 
@@ -190,16 +221,21 @@ class _Client:
         self,
         link: socket.socket,
         peer: str,
-        session: Session,
         connection: ServerConnection,
-        idle_timeout: float | None,
+        session: Session,
         tally: Tally,
+        idle_timeout: float | None,
+        frame_timeout: float,
+        trace: bool,
     ) -> None:
         self._link = link
         self.peer = peer
         self._tally = tally
         self._session = session
         self._idle_timeout = idle_timeout
+        self._frame_timeout = frame_timeout
+        self._trace = trace
+        self._patience: float | None = None
         self._connection = connection
         self._doing = ""
         self._requests = 0
@@ -208,19 +244,22 @@ class _Client:
         self._hung_up = False
 
     def serve(self) -> None:
-        """Answer requests until the peer leaves or errs; one log line, and everything it held is given back."""
+        """Answer requests until the peer leaves or errs; one log line, and everything it held is given back.
+
+        Who never greeted is a stranger who tries doors, and worth no more than a debug line.
+        """
         try:
             self._prepare()
             while self._receive():
                 self._answer()
             self._part()
         except DroverError as error:
+            self._tally.refuse(self._reason(error))
             self._say("warning", "client dropped", str(error))
-        except TimeoutError:
-            self._say("warning", "client dropped", "it said nothing for too long")
         except OSError as error:
-            self._say("info" if self._received else "debug", "client lost", _why(error))
+            self._say("info", "client lost", _why(error))
         except Exception as error:  # a bug, or no memory left: still only this client's end
+            self._tally.refuse("internal")
             self._say("error", "client dropped", f"{type(error).__name__}: {error}")
             log.debug("client dropped by an error of ours", peer=self.peer, exc_info=True)
         finally:
@@ -229,7 +268,7 @@ class _Client:
 
     def presence(self) -> Presence:
         """What others may know of it; for other threads."""
-        held = self._session.memory.used
+        held = self._session.holdings()
         return Presence(self.peer, self._doing, self._requests, self._received, self._sent, held)
 
     def send_away(self) -> None:
@@ -250,11 +289,16 @@ class _Client:
         self._link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE:
             self._link.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._link.settimeout(HELLO_SECONDS)
 
     def _receive(self) -> bool:
         """More bytes into the connection; False when the peer has closed."""
-        count = self._link.recv_into(self._connection.room())
+        idle = self._connection.idle
+        self._wait_at_most(self._frame_timeout if not idle else self._idle_timeout if self._requests else HELLO_SECONDS)
+        try:
+            count = self._link.recv_into(self._connection.room())
+        except TimeoutError as error:
+            what = "it said nothing" if idle else "no byte came in the middle of a request"
+            raise self._stalled(error, what) from None
         self._connection.filled(count)
         self._received += count
         self._tally.moved(received=count)
@@ -268,41 +312,67 @@ class _Client:
                 self._connection.land(self._session.landing(event.request, event.size))
                 continue
             self._begin(event)
-            self._send(self._connection.send(self._session.answer(event)))
+            reply = self._session.answer(event)
+            sent = self._send(self._connection.send(reply))
+            self._tally.served(self._doing, self._connection.frame_size, sent)
+            if self._trace:
+                log.info(self._doing, peer=self.peer, **facts(event, reply))
             self._requests += 1
             self._doing = ""
-            if self._requests == 1:
-                self._link.settimeout(self._idle_timeout)
 
     def _begin(self, request: Request) -> None:
         self._doing = COMMAND_OF[type(request)].name
 
-    def _send(self, buffers: Sequence[bytes | memoryview]) -> None:
+    def _send(self, buffers: Sequence[bytes | memoryview]) -> int:
+        """All of it; the bytes sent."""
         left = [memoryview(part) for part in buffers]
+        size = sum(map(len, left))
+        self._wait_at_most(self._frame_timeout)
         while left:
-            sent = self._link.sendmsg(left)
+            try:
+                sent = self._link.sendmsg(left)
+            except TimeoutError as error:
+                raise self._stalled(error, "it took no byte of an answer") from None
             self._sent += sent
             self._tally.moved(sent=sent)
             while left and sent >= len(left[0]):
                 sent -= len(left.pop(0))
             if sent:
                 left[0] = left[0][sent:]
+        return size
+
+    def _wait_at_most(self, seconds: float | None) -> None:
+        if seconds != self._patience:
+            self._link.settimeout(seconds)
+            self._patience = seconds
+
+    def _stalled(self, error: TimeoutError, what: str) -> Exception:
+        """Our own patience has ended; or, if that is the kernel's word, the peer is gone."""
+        return error if error.errno else _StalledError(f"{what} for {self._patience:g} s")
 
     def _part(self) -> None:
         """The peer has closed its end."""
         if self._hung_up:
             self._say("info", "client sent away", "the worker stops")
         elif self._doing or not self._connection.idle:
-            raise RemoteProtocolError("it left in the middle of a request")
+            raise _UnfinishedError("it left in the middle of a request")
         elif self._requests == 1:
             self._say("warning", "client left", _OTHER_VERSION.format(self._connection.version))
         else:
-            self._say("info" if self._received else "debug", "client left", None)
+            self._say("info", "client left", None)
+
+    def _reason(self, error: DroverError) -> Reason:
+        """For the figures: a stranger's every error is one of greeting."""
+        if self._requests == 0:
+            return "greeting"
+        known = (reason for kind, reason in _REASONS if isinstance(error, kind))
+        return next(known, "request" if self._doing else "frame")
 
     def _say(self, level: str, event: str, why: str | None) -> None:
         reason = {} if why is None else {"command": self._doing or self._connection.doing, "why": why}
         counts = {"requests": self._requests, "received": self._received, "sent": self._sent}
-        getattr(log, level)(event, peer=self.peer, **reason, **counts)
+        stranger = self._requests == 0 and level != "error"
+        getattr(log, "debug" if stranger else level)(event, peer=self.peer, **reason, **counts)
 
 
 def _peer(address: tuple[str, int]) -> str:

@@ -6,6 +6,7 @@ section 1.4). Nothing here is shared between clients but the devices, each behin
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import structlog
 
@@ -50,6 +51,7 @@ from drover.rpc.messages import (
     SetTensorHashReply,
 )
 from drover.worker.graph import Programs, resolve
+from drover.worker.limits import GENEROUS, Limits
 from drover.worker.memory import Memory, Region, SharedDevice, scratch
 from drover.worker.store import Store
 from drover.worker.tally import Tally
@@ -59,15 +61,31 @@ _MAX_U64 = (1 << 64) - 1
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a client holds of one device at one moment."""
+
+    buffers: int
+    bytes: int
+    graphs: int
+
+
 class Session:
     """One client's view of the worker."""
 
-    def __init__(self, devices: Sequence[SharedDevice], store: Store | None = None, tally: Tally | None = None) -> None:
-        self.memory = Memory(devices)
+    def __init__(
+        self,
+        devices: Sequence[SharedDevice],
+        store: Store | None = None,
+        tally: Tally | None = None,
+        limits: Limits = GENEROUS,
+    ) -> None:
+        self.memory = Memory(devices, limits.memory)
         self._devices = devices
         self._store = store
         self._tally = tally or Tally()
-        self._programs = [Programs() for _ in devices]
+        self._limits = limits
+        self._programs = [Programs(limits.graphs) for _ in devices]
         self._landing: memoryview | None = None
 
     def answer(self, request: Request) -> Reply | memoryview | None:
@@ -83,6 +101,14 @@ class Session:
         assert isinstance(request, SetTensor)
         self._landing = self.memory.part(request.tensor, request.offset, size).window
         return scratch(size) if self._landing is None else self._landing
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """What the client holds, device by device; for other threads."""
+        held = self.memory.held()
+        return tuple(
+            Holding(*held.get(shared, (0, 0)), len(programs))
+            for shared, programs in zip(self._devices, self._programs, strict=True)
+        )
 
     def close(self) -> None:
         """Give back everything the client held; safe to call twice."""
@@ -102,10 +128,9 @@ class Session:
         return DeviceCountReply(len(self._devices))
 
     def get_device_memory(self, request: GetDeviceMemory) -> GetDeviceMemoryReply:
-        """Free and total bytes of a device."""
-        shared = self._device(request.device)
-        with shared.lock:
-            return GetDeviceMemoryReply(*shared.device.memory())
+        """Bytes of a device that are free for this client, and those it has."""
+        self._device(request.device)
+        return GetDeviceMemoryReply(*self.memory.available(request.device))
 
     def get_alignment(self, request: GetAlignment) -> GetAlignmentReply:
         """Alignment of tensors, in bytes."""
@@ -131,6 +156,7 @@ class Session:
         try:
             held = self.memory.alloc(request.device, request.size)
         except (DeviceError, MemoryError) as error:
+            self._tally.refuse("memory")
             log.warning("buffer refused", size=request.size, why=str(error) or "out of memory")
             return AllocBufferReply(0, 0)
         return AllocBufferReply(held.handle, held.size)
@@ -215,8 +241,8 @@ class Session:
     def graph_compute(self, request: GraphCompute) -> None:
         """Check, compile and run a graph; keep it under its uid unless that is 0."""
         shared = self._device(request.device)
-        graph = resolve(request, self.memory, shared)
-        with shared.lock, self._tally.computing():
+        graph = resolve(request, self.memory, shared, self._limits)
+        with shared.lock, self._tally.computing(len(graph.nodes)):
             program = shared.device.compile(graph.nodes) if graph.nodes else None
             if request.uid:
                 self._programs[request.device].keep(request.uid, program, graph)
@@ -226,9 +252,10 @@ class Session:
     def graph_recompute(self, request: GraphRecompute) -> None:
         """Run a kept graph again on what its memory holds now."""
         shared = self._device(request.device)
-        program = self._programs[request.device].find(request.uid)
+        programs = self._programs[request.device]
+        program = programs.find(request.uid)
         if program is not None:
-            with shared.lock, self._tally.computing():
+            with shared.lock, self._tally.computing(programs.nodes(request.uid)):
                 shared.device.run(program)
 
     # reductions between workers: declined, the client then adds the parts itself

@@ -20,7 +20,7 @@ Json = dict[str, Any]
 PATIENCE = 0.5
 """Seconds to wait for a device that computes before its last known figures do."""
 _WHY_NOT = {
-    "starting": "the kernels are being compiled or loaded; the RPC port is not open yet",
+    "starting": "the kernels are being compiled or loaded and the cache is opened; the RPC port is not open yet",
     "serving": None,
     "stopping": "the worker is stopping",
 }
@@ -70,6 +70,8 @@ class Status:
             "received": counts.received,
             "sent": counts.sent,
             "graphs": counts.graphs,
+            "nodes": counts.nodes,
+            "refused": self._tally.refused,
             "computeSeconds": round(counts.compute_seconds, 6),
             "cache": None
             if self._store is None
@@ -93,20 +95,50 @@ class Status:
             ("received_bytes", "Bytes received from clients.", "counter", counts.received),
             ("sent_bytes", "Bytes sent to clients.", "counter", counts.sent),
             ("graphs", "Graphs computed.", "counter", counts.graphs),
+            ("graph_nodes", "Nodes of the graphs computed.", "counter", counts.nodes),
             ("compute_seconds", "Seconds spent computing graphs.", "counter", counts.compute_seconds),
             ("cache_hits", "Tensors that came from the weight cache.", "counter", counts.hits),
             ("cache_misses", "Tensors that the weight cache lacked.", "counter", counts.misses),
             ("cache_hit_bytes", "Bytes that came from the weight cache.", "counter", counts.hit_bytes),
             ("cache_bytes", "Bytes kept in the weight cache.", "gauge", self._store.used if self._store else 0),
-            ("buffer_bytes", "Bytes of buffers that clients hold.", "gauge", sum(row.buffers for row in clients)),
         ]
         simple = [single(f"drover_worker_{name}", text, kind, value) for name, text, kind, value in rows]
-        return [*simple, *self._device_figures()]
+        return [*simple, *self._wire_figures(), *self._device_figures(clients)]
 
-    def _device_figures(self) -> list[Figure]:
+    def _wire_figures(self) -> list[Figure]:
+        commands = self._tally.commands
+        frames = tuple(((name,), float(traffic.frames)) for name, traffic in commands.items())
+        sizes = tuple(
+            ((name, direction), float(size))
+            for name, traffic in commands.items()
+            for direction, size in (("received", traffic.received), ("sent", traffic.sent))
+        )
+        refused = tuple(((reason,), float(count)) for reason, count in self._tally.refused.items())
+        return [
+            Figure("drover_worker_commands", "Commands served.", "counter", frames, labels=("command",)),
+            Figure(
+                "drover_worker_command_bytes",
+                "Bytes of the commands served and of their answers.",
+                "counter",
+                sizes,
+                labels=("command", "direction"),
+            ),
+            Figure("drover_worker_refused", "What was refused, by reason.", "counter", refused, labels=("reason",)),
+        ]
+
+    def _device_figures(self, clients: Sequence[Presence]) -> list[Figure]:
         memory = self._figures_of_memory()
         names = [(str(index), shared.device.name) for index, shared in enumerate(self._devices)]
+        held = [float(sum(row.held[index].bytes for row in clients)) for index in range(len(names))]
         return [
+            Figure(
+                "drover_worker_buffer_bytes",
+                "Bytes of buffers that clients hold.",
+                "gauge",
+                tuple(zip(names, held, strict=True)),
+                labels=("device", "name"),
+            ),
+        ] + [
             Figure(
                 f"drover_worker_device_{word}_bytes",
                 f"Bytes of device memory that are {text}.",
@@ -138,5 +170,9 @@ class Status:
             "requests": row.requests,
             "received": row.received,
             "sent": row.sent,
-            "bufferBytes": row.buffers,
+            "bufferBytes": sum(held.bytes for held in row.held),
+            "holds": [
+                {"device": index, "buffers": held.buffers, "bytes": held.bytes, "graphs": held.graphs}
+                for index, held in enumerate(row.held)
+            ],
         }

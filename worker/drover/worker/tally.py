@@ -5,6 +5,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from drover.rpc.messages import COMMANDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,24 @@ class Counts:
     hits: int = 0
     misses: int = 0
     hit_bytes: int = 0
+    nodes: int = 0
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went over the wire for one command: frames served, their bytes, and those of their answers."""
+
+    frames: int = 0
+    received: int = 0
+    sent: int = 0
+
+
+Reason = Literal[
+    "greeting", "frame", "request", "limit", "device", "memory", "clients", "timeout", "unfinished", "internal"
+]
+REASONS: tuple[Reason, ...] = get_args(Reason)
+"""Why something was refused: who never greeted; what is no frame; a request that cannot be met; a limit of one client;
+what a device cannot do; a buffer with no room; one client too many; a stall; an end in the middle; an error of ours."""
 
 
 class Tally:
@@ -28,6 +49,20 @@ class Tally:
         self._clock = clock
         self._guard = threading.Lock()
         self._counts = Counts()
+        self._commands = {command.name: Traffic() for command in COMMANDS.values()}
+        self._refused = dict.fromkeys(REASONS, 0)
+
+    @property
+    def commands(self) -> dict[str, Traffic]:
+        """What went over the wire, by the command's name."""
+        with self._guard:
+            return {name: replace(traffic) for name, traffic in self._commands.items()}
+
+    @property
+    def refused(self) -> dict[Reason, int]:
+        """How often something was refused, by reason."""
+        with self._guard:
+            return dict(self._refused)
 
     @property
     def counts(self) -> Counts:
@@ -45,6 +80,19 @@ class Tally:
             counts = self._counts
             self._counts = replace(counts, received=counts.received + received, sent=counts.sent + sent)
 
+    def served(self, command: str, received: int, sent: int) -> None:
+        """A command was served: the bytes of its frame and of the answer."""
+        with self._guard:
+            traffic = self._commands[command]
+            traffic.frames += 1
+            traffic.received += received
+            traffic.sent += sent
+
+    def refuse(self, reason: Reason) -> None:
+        """Something was refused."""
+        with self._guard:
+            self._refused[reason] += 1
+
     def hit(self, size: int) -> None:
         """A tensor of `size` bytes came from the weight cache."""
         with self._guard:
@@ -57,8 +105,8 @@ class Tally:
             self._counts = replace(self._counts, misses=self._counts.misses + 1)
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
-        """One graph is computed within."""
+    def computing(self, nodes: int) -> Iterator[None]:
+        """One graph of so many nodes is computed within."""
         started = self._clock()
         try:
             yield
@@ -67,5 +115,8 @@ class Tally:
             with self._guard:
                 counts = self._counts
                 self._counts = replace(
-                    counts, graphs=counts.graphs + 1, compute_seconds=counts.compute_seconds + seconds
+                    counts,
+                    graphs=counts.graphs + 1,
+                    compute_seconds=counts.compute_seconds + seconds,
+                    nodes=counts.nodes + nodes,
                 )

@@ -1,0 +1,82 @@
+"""Compiled kernels of the cpu device: where they are kept, and a process of its own that compiles those that lack.
+
+A compiler leaves some 300 MB behind in the process that it ran in. That of the child goes with it, and the worker loads
+what the child has left in the folder. numba is not imported here: NUMBA_CACHE_DIR must be set before it is.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import structlog
+
+from drover.worker.devices.cpu.kernel_cache import cache_directory
+
+SHIPPED = Path(sys.prefix, "share", "drover")
+"""Where an image keeps the kernels that were compiled when it was built."""
+_COMPLETE = "complete"
+"""The mark of a folder that lacks nothing for the CPU it was made on."""
+_LOCK = "lock"
+_PR_SET_PDEATHSIG = 1
+
+log = structlog.get_logger()
+
+
+def keep(root: Path, stack: ExitStack) -> None:
+    """Tell numba where to keep compiled kernels, unless the user has; a folder we cannot use costs a warning."""
+    if os.environ.get("NUMBA_CACHE_DIR"):
+        return
+    folder = cache_directory(root)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _copy_shipped(folder)
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        log.warning("compiled kernels cannot be kept", folder=str(folder), why=error.strerror or str(error))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="drover-kernels-"))) / folder.name
+        _copy_shipped(folder)
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)
+
+
+def _copy_shipped(folder: Path) -> None:
+    """Start from the kernels that an image brings; numba uses those for this CPU, and adds its own on another."""
+    shipped = SHIPPED / "kernels" / folder.name
+    if folder.exists() or not shipped.is_dir():
+        return
+    with suppress(OSError), tempfile.TemporaryDirectory(dir=folder.parent, prefix="shipped-") as partial:
+        whole = Path(partial, folder.name)
+        shutil.copytree(shipped, whole, ignore=shutil.ignore_patterns(_COMPLETE, _LOCK))
+        whole.rename(folder)
+
+
+def compile_apart() -> None:
+    """Have a process of its own compile what the folder lacks; if that fails, whoever opens the device compiles."""
+    folder = Path(os.environ["NUMBA_CACHE_DIR"])
+    if (folder / _COMPLETE).exists():
+        return
+    nothing = subprocess.DEVNULL
+    command = [sys.executable, "-m", "drover.worker.kernels", str(os.getpid())]
+    with suppress(OSError):
+        subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing, check=False)
+
+
+def main() -> None:
+    """What the process of its own does; it ends when the worker does, whose process is named by its argument."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):
+        return  # it has ended already
+    from drover.worker.devices.cpu.device import CpuDevice
+
+    CpuDevice(1, 0).close()
+
+
+if __name__ == "__main__":
+    main()
