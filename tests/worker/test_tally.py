@@ -17,11 +17,12 @@ def test_what_each_event_adds() -> None:
     tally.moved(sent=3)
     tally.hit(100)
     tally.missed()
+    tally.sent_after_miss(50)
     with tally.computing():
         pass
     with pytest.raises(ZeroDivisionError), tally.computing():
         _ = 1 / 0
-    assert tally.counts == Counts(1, 10, 3, 2, 4.0, 1, 1, 100)
+    assert tally.counts == Counts(1, 10, 3, 2, 4.0, 1, 1, 100, 50)
 
 
 def test_no_event_is_lost_between_threads() -> None:

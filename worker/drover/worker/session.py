@@ -65,7 +65,7 @@ class Session:
     def __init__(self, devices: Sequence[SharedDevice], store: Store | None = None, tally: Tally | None = None) -> None:
         self.memory = Memory(devices)
         self._devices = devices
-        self._store = store
+        self._store = None if store is None else store.use()
         self._tally = tally or Tally()
         self._programs = [Programs() for _ in devices]
         self._landing: memoryview | None = None
@@ -89,6 +89,8 @@ class Session:
         for programs in self._programs:
             programs.clear()
         self._landing = None
+        if self._store is not None:
+            self._store.close()
         self.memory.close()
 
     # connection and devices
@@ -164,8 +166,10 @@ class Session:
         if request.data is not self._landing:
             region.write(request.data)
         self._landing = None
-        if request.cache_flag and self._store is not None:
-            self._store.put(request.data)
+        if request.cache_flag:
+            self._tally.sent_after_miss(len(request.data))
+            if self._store is not None:
+                self._store.put(request.data)
 
     def set_tensor_hash(self, request: SetTensorHash) -> SetTensorHashReply:
         """Bytes from the weight cache into a tensor; 0 asks the client to send them."""
