@@ -223,6 +223,29 @@ def test_two_tensors_with_one_key_are_both_misses_from_then_on(tmp_path: Path) -
     assert store.check(0) == "shared"
 
 
+@pytest.mark.parametrize("linked", [True, False], ids=["with hard links", "without"])
+def test_who_stores_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool) -> None:
+    """What somebody put there while we were writing is not replaced unseen."""
+    store, other = Store(tmp_path), Store(tmp_path)
+    texts = iter([TWIN, OTHER_TWIN])
+
+    def meanwhile(handle: int) -> None:
+        monkeypatch.undo()
+        if not linked:
+            monkeypatch.setattr(os, "link", lambda *names: os.unlink(tmp_path / "no such file"))
+        other.put(memoryview(next(texts)))
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    assert store.put(memoryview(TWIN))
+    assert read(store, 0, len(TWIN)) == TWIN
+    if linked:
+        monkeypatch.setattr(os, "fsync", meanwhile)
+        store.trim(0)
+        assert not store.put(memoryview(TWIN))
+        assert store.shared_keys() == [0]
+    assert not [name for name in names(tmp_path) if name.endswith(".partial")]
+
+
 def test_a_collision_is_found_where_no_sha256_is_known(tmp_path: Path) -> None:
     (tmp_path / f"{0:016x}").write_bytes(TWIN)
     store = Store(tmp_path)
@@ -244,6 +267,7 @@ def test_a_file_that_somebody_is_writing_is_left_alone(tmp_path: Path) -> None:
     with (tmp_path / f"{KEY:016x}").open("wb", buffering=0) as file:
         file.write(DATA[:-1] + b"x")
         assert read(store) is None
+        assert store.check(KEY) == "busy"
         assert names(tmp_path) == [f"{KEY:016x}"]
     assert read(store) is None
     assert names(tmp_path) == []

@@ -19,7 +19,7 @@ from drover.worker.__main__ import weights_folder
 app = typer.Typer(help="Look after a worker's weight cache: list, check, fill, empty.", no_args_is_help=True)
 
 Folder = Annotated[
-    Path | None, typer.Option("--cache-dir", help="As for the worker [default: where llama.cpp keeps its own].")
+    Path | None, typer.Option("--cache-dir", help="As for the worker; by default where llama.cpp keeps its own.")
 ]
 
 
@@ -54,9 +54,11 @@ def verify(cache_dir: Folder = None) -> None:
     found = Counter(store.check(row.key) for row in rows)
     sound = found["sound"] + found["new"]
     new = f", {found['new']} of them without a SHA-256 until now" if found["new"] else ""
+    if found["busy"]:
+        print(f"not checked, for somebody is writing them or we may not read them: {found['busy']}")
     print(f"{sound} of {len(rows)} tensors are sound{new}; {found['damaged']} were damaged and are removed")
     if shared := store.shared_keys():
-        print(f"{len(shared)} hashes belong to two tensors each, which are not kept")
+        print(f"hashes that two tensors have, which are therefore not kept: {len(shared)}")
 
 
 @app.command()
@@ -64,7 +66,7 @@ def seed(
     model: Annotated[Path, typer.Argument(help="A GGUF file, or the first of its parts.")],
     cache_dir: Folder = None,
     cache_size: Annotated[
-        str | None, typer.Option("--cache-size", help="As for the worker [default: 80 % of the free room].")
+        str | None, typer.Option("--cache-size", help="As for the worker; by default 80 % of the free room.")
     ] = None,
 ) -> None:
     """Store every tensor of a model, so that clients that load it from there on need send none."""

@@ -89,7 +89,7 @@ def worker(
     cache_size: Annotated[
         str | None,
         typer.Option(
-            "--cache-size", help="Most bytes of weights to keep, e.g. 50GiB [default: 80 % of the free room]."
+            "--cache-size", help="Most bytes of weights to keep, e.g. 50GiB; by default 80 % of the free room."
         ),
     ] = None,
     cache_limit: Annotated[str | None, typer.Option("--cache-limit", hidden=True)] = None,

@@ -29,8 +29,9 @@ SHARE = 80
 _ABANDONED = 3600.0
 """Seconds after which a partial file counts as left behind."""
 
-Verdict = Literal["sound", "new", "damaged", "shared", "gone"]
-"""Of an entry: as it was stored; without a SHA-256 until now; removed; two tensors have its key; not there."""
+Verdict = Literal["sound", "new", "damaged", "shared", "busy", "gone"]
+"""Of an entry: as it was stored; without a SHA-256 until now; damaged, and removed; two tensors have its key; being
+written, or not for us to read; not there."""
 
 log = structlog.get_logger()
 
@@ -141,12 +142,11 @@ class Store:
         known = entry.known(self.folder, key)
         if len(known) > 1:
             return False
-        if known == (sha256,) and self.size(key) == len(data):
-            return True
         try:
-            if not self._replaceable(key, sha256):
-                return entry.known(self.folder, key) == (sha256,)
-            return self._write(key, sha256, data)
+            if known == (sha256,) and self.size(key) == len(data):
+                os.utime(self._path(key))
+                return True
+            return self._write(key, sha256, data) if self._replaceable(key, sha256) else self._has(key, sha256)
         except OSError as error:
             self._complain("weight cache is not written", error)
             return False
@@ -173,11 +173,9 @@ class Store:
                     return "gone"
                 found = content.digest()
                 if found.fnv != key or known not in ((), (found.sha256,)):
-                    self._drop(key, content)
-                    return "damaged"
+                    return "damaged" if self._drop(key, content) else "busy"
         except OSError as error:
-            self._unreadable(key, error)
-            return "damaged"
+            return "damaged" if self._unreadable(key, error) else "busy"
         if not known:
             self._remember(key, found.sha256)
         return "sound" if known else "new"
@@ -199,9 +197,13 @@ class Store:
             entry.remove(self.folder, key)
             return True
         log.warning("two tensors share a hash; neither is kept", key=f"{key:016x}", sha256=[found.sha256, sha256])
-        entry.remember(self.folder, key, found.sha256, sha256)
-        self._path(key).unlink(missing_ok=True)
+        with self._holds.alone():
+            entry.remember(self.folder, key, found.sha256, sha256)
+            self._path(key).unlink(missing_ok=True)
         return False
+
+    def _has(self, key: int, sha256: str) -> bool:
+        return entry.known(self.folder, key) == (sha256,)
 
     def _write(self, key: int, sha256: str, data: memoryview) -> bool:
         """A reader sees the whole file or none: temporary file, sync, rename. False if there is no room for it."""
@@ -217,11 +219,21 @@ class Store:
                 while done < len(data):
                     done += file.write(data[done:])
                 os.fsync(handle)
-            os.replace(name, self._path(key))
-        except BaseException:
+            return self._place(key, sha256, name)
+        finally:
             with suppress(OSError):
                 os.unlink(name)
-            raise
+
+    def _place(self, key: int, sha256: str, name: str) -> bool:
+        """Give a whole file its name; but if somebody was faster, with other bytes, neither is kept."""
+        try:
+            os.link(name, self._path(key))
+        except FileExistsError:
+            if not self._replaceable(key, sha256):
+                return self._has(key, sha256)
+            os.replace(name, self._path(key))
+        except OSError:  # no hard links here
+            os.replace(name, self._path(key))
         self._remember(key, sha256)
         return True
 
@@ -264,26 +276,30 @@ class Store:
         names = [path.name.removesuffix(entry.BESIDE) for path in self.folder.glob(f"*{entry.BESIDE}")]
         return [int(name, 16) for name in names if entry.NAME.fullmatch(name)]
 
-    def _drop(self, key: int, content: entry.Content) -> None:
-        """Remove a damaged entry, unless somebody is writing it or has replaced it."""
+    def _drop(self, key: int, content: entry.Content) -> bool:
+        """Remove a damaged entry unless somebody has replaced it; False, and it stays, if somebody is writing it."""
         if content.being_written:
-            return
+            return False
         log.warning("weight cache entry is damaged", file=str(self._path(key)))
         with suppress(OSError):
             if os.stat(self._path(key)).st_ino == content.inode:
                 entry.remove(self.folder, key)
+        return True
 
-    def _unreadable(self, key: int, error: OSError) -> None:
-        """Remove what the disk does not give back; what we may not read may be another's to read."""
+    def _unreadable(self, key: int, error: OSError) -> bool:
+        """Remove what the disk does not give back; False, and it stays, if we may not read it: others may."""
         self._complain("weight cache entry is not readable", error)
-        if not isinstance(error, PermissionError):
-            with suppress(OSError):
-                entry.remove(self.folder, key)
+        if isinstance(error, PermissionError):
+            return False
+        with suppress(OSError):
+            entry.remove(self.folder, key)
+        return True
 
     def _remember(self, key: int, sha256: str) -> None:
-        """What cannot be written beside an entry is worked out again when it is read."""
-        with suppress(OSError):
-            entry.remember(self.folder, key, sha256)
+        """What cannot be written beside an entry is worked out again when it is read; a collision stays one."""
+        with suppress(OSError), self._holds.alone():
+            if len(entry.known(self.folder, key)) < 2:
+                entry.remember(self.folder, key, sha256)
 
     def _complain(self, event: str, error: OSError) -> None:
         say = log.debug if event in self._told else log.warning
