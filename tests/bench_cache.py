@@ -1,9 +1,9 @@
 """What the weight cache saves: a model loaded by the stock client and by our coordinator, uncached and cached.
 
 usage: python tests/bench_cache.py [--models wide.Q8_0,1b.Q4_K_M] [--clients stock,ours] [--rounds 3] [--gbit 1]
-Times are of whole processes (`llama-bench` with one token; `drover load` says its loading alone), on loopback and through
-a relay that passes on so many Gbit/s. Beside them: what the FNV-1a hash of the tensors that the client asks for takes by
-itself, and processor seconds, which say more than the clock where others use the machine.
+Times are of whole processes (`llama-bench` with one token; `drover load` says its loading alone), on loopback and
+through a relay that passes on so many Gbit/s. Beside them: what the FNV-1a hash of the tensors that the client asks for
+takes by itself, and processor seconds, which say more than the clock where others use the machine.
 """
 
 import argparse
