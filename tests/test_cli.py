@@ -25,11 +25,11 @@ def test_version() -> None:
 def test_help_names_every_command() -> None:
     done = run("--help")
     assert done.returncode == 0
-    for command in ("worker", "serve", "load", "fetch", "up", "plan"):
+    for command in ("worker", "serve", "load", "fetch", "up", "plan", "cache"):
         assert f" {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["worker", "serve", "load", "fetch", "up", "plan"])
+@pytest.mark.parametrize("command", ["worker", "serve", "load", "fetch", "up", "plan", "cache"])
 def test_every_command_explains_itself(command: str) -> None:
     done = run(command, "--help")
     assert done.returncode == 0

@@ -162,7 +162,7 @@ def _worker_arguments(group: WorkerGroup) -> list[str]:
         device = ",".join(f"{device}:{index}" for index in range(group.devices_per_worker))
     arguments = ["worker", "--host", "0.0.0.0", "--port", str(names.RPC_PORT), "--device", device]
     if group.cache.enabled and group.cache.size:
-        arguments += ["--cache-dir", CACHE, "--cache-limit", str(group.cache.size * CACHE_SHARE // 100)]
+        arguments += ["--cache-dir", CACHE, "--cache-size", str(group.cache.size * CACHE_SHARE // 100)]
     arguments += ["--http", str(names.METRICS_PORT), "--grace", str(GRACE)]
     arguments += ["--memory", str(group.memory)] if group.memory else []
     arguments += ["--threads", str(group.threads)] if group.threads else []

@@ -159,7 +159,7 @@ def arguments(kind: str, name: str, stage: dict[str, Any] | None = None, **spec:
             {"workers": [{"name": "w", "cache": {"size": "1Gi"}, "memory": "1Gi", "threads": 2}]},
             (
                 "worker --host 0.0.0.0 --port 50052 --device cpu "
-                "--cache-dir /var/cache/drover --cache-limit 966367641 --http 9090 --grace 30 "
+                "--cache-dir /var/cache/drover --cache-size 966367641 --http 9090 --grace 30 "
                 "--memory 1073741824 --threads 2 --log-format json"
             ),
         ),

@@ -259,6 +259,23 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     assert "Traceback" not in worker.output
 
 
+@pytest.mark.parametrize("option", ["--cache-size", "--cache-limit"])
+def test_a_cache_keeps_to_its_size_from_the_start(tmp_path: Path, option: str) -> None:
+    """The second is the older name of the first."""
+    folder = tmp_path / "mine" / "rpc"
+    folder.mkdir(parents=True)
+    for age in range(3):
+        blob = bytes([age]) * 1024
+        path = folder / f"{fnv1a(blob):016x}"
+        path.write_bytes(blob)
+        os.utime(path, (1000.0 + age,) * 2)
+    port = free_port()
+    with start(tmp_path, "-p", str(port), "--cache-dir", tmp_path / "mine", option, "2KiB") as worker:
+        worker.wait_port(port)
+        kept = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    assert kept == {f"{fnv1a(bytes([age]) * 1024):016x}" for age in (1, 2)}
+
+
 def test_other_hosts_are_warned_of(tmp_path: Path) -> None:
     port = free_port()
     with start(tmp_path, "-H", "0.0.0.0", "-p", str(port)) as worker:

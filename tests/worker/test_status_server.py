@@ -116,7 +116,16 @@ def test_state_and_metrics_say_what_a_client_did(tmp_path: Path) -> None:
         }
         assert state["protocol"] == "8.0.0"
         assert state["ready"] is True
-        assert state["cache"] == {"folder": str(tmp_path), "bytes": 256, "hits": 1, "misses": 1, "hitBytes": 256}
+        assert state["cache"] == {
+            "folder": str(tmp_path),
+            "bytes": 256,
+            "limit": worker.store.limit,
+            "evictions": 0,
+            "hits": 1,
+            "misses": 1,
+            "hitBytes": 256,
+            "missBytes": 256,
+        }
         figures = metrics(worker.http)
         expected = {
             "clients": 1,
@@ -135,7 +144,10 @@ def test_state_and_metrics_say_what_a_client_did(tmp_path: Path) -> None:
             "cache_hits_total": 1,
             "cache_misses_total": 1,
             "cache_hit_bytes_total": 256,
+            "cache_miss_bytes_total": 256,
+            "cache_evictions_total": 0,
             "cache_bytes": 256,
+            "cache_limit_bytes": worker.store.limit,
             'buffer_bytes{device="0",name="REFERENCE"}': 1 << 16,
             'device_free_bytes{device="0",name="REFERENCE"}': LIMIT - (1 << 16),
             'device_total_bytes{device="0",name="REFERENCE"}': LIMIT,

@@ -17,11 +17,12 @@ def test_what_each_event_adds() -> None:
     tally.moved(sent=3)
     tally.hit(100)
     tally.missed()
+    tally.sent_after_miss(50)
     with tally.computing(7):
         pass
     with pytest.raises(ZeroDivisionError), tally.computing(5):
         _ = 1 / 0
-    assert tally.counts == Counts(1, 10, 3, 2, 4.0, 1, 1, 100, 12)
+    assert tally.counts == Counts(1, 10, 3, 2, 4.0, 1, 1, 100, 50, 12)
 
 
 def test_commands_and_refusals() -> None:

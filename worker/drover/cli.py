@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import drover
-from drover import reports
+from drover import cache_command, reports
 from drover.coordinator.__main__ import serve, shares
 from drover.coordinator.load_command import load
 from drover.errors import DroverError, ModelReplacedError
@@ -33,6 +33,7 @@ worker.add_to(app)
 app.command()(serve)
 app.command()(fetch)
 app.command()(load)
+app.add_typer(cache_command.app, name="cache")
 
 
 @app.command()

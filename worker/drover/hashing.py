@@ -24,6 +24,17 @@ def fnv1a(data: bytes | bytearray | memoryview | npt.NDArray[Any], state: int = 
     return int(_compiled()(np.frombuffer(raw, np.uint8), np.uint64(state)))
 
 
+class Fnv1a:
+    """The same hash in the shape of hashlib's: bytes come piece by piece."""
+
+    def __init__(self) -> None:
+        self.value = OFFSET_BASIS
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Continue with these bytes."""
+        self.value = fnv1a(data, self.value)
+
+
 @cache
 def _compiled() -> Callable[[Bytes, np.uint64], np.uint64]:
     import numba

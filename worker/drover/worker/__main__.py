@@ -53,6 +53,7 @@ class Config:
     weights: Path | None
     """Folder of the weight cache, if there is to be one."""
     weights_limit: int | None
+    """Most bytes to keep there; None is a share of the free room."""
     kernels: Path
     """Where compiled kernels are kept, below a folder for each version of them."""
     max_clients: int
@@ -83,9 +84,13 @@ def worker(
     cache_dir: Annotated[
         Path | None, typer.Option("--cache-dir", help="Keep weights and compiled kernels in this folder.")
     ] = None,
-    cache_limit: Annotated[
-        str | None, typer.Option("--cache-limit", help="Most bytes of weights to keep, e.g. 20GiB.")
+    cache_size: Annotated[
+        str | None,
+        typer.Option(
+            "--cache-size", help="Most bytes of weights to keep, e.g. 50GiB; by default 80 % of the free room."
+        ),
     ] = None,
+    cache_limit: Annotated[str | None, typer.Option("--cache-limit", hidden=True)] = None,
     memory: Annotated[
         str | None,
         typer.Option("--memory", help="Memory to offer of each device: 8GiB, 80%, or one for each: 8GiB,80%."),
@@ -139,7 +144,6 @@ def worker(
     logs.configure(log_format, verbose)
     names = tuple(name for name in device.replace("/", ",").replace(" ", "").split(",") if name)
     home = _cache_home(os.environ)
-    weights = cache_dir or (_weights_home(os.environ, home) if cache else None)
     config = Config(
         host=host,
         port=port,
@@ -147,8 +151,8 @@ def worker(
         with_cpu=cpu,
         threads=threads or machine.usable_cores(),
         memory=_offers(memory, mem),
-        weights=None if weights is None else weights / "rpc",
-        weights_limit=_size(cache_limit, "--cache-limit"),
+        weights=weights_folder(cache_dir) if cache or cache_dir else None,
+        weights_limit=_size(cache_size or cache_limit, "--cache-size"),
         kernels=cache_dir or home / "drover",
         max_clients=max_clients,
         limits=Limits(
@@ -254,6 +258,7 @@ def _open_store(config: Config) -> "Store | None":
 
     try:
         store = Store(config.weights, config.weights_limit)
+        store.trim(store.limit)
     except DroverError as error:
         log.warning("serving without a weight cache", why=str(error))
         return None
@@ -265,9 +270,10 @@ def _cache_home(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/"), ".cache"))
 
 
-def _weights_home(environ: Mapping[str, str], cache_home: Path) -> Path:
-    """Where llama.cpp keeps its own (docs/protocol.md section 4.1)."""
-    return Path(environ["LLAMA_CACHE"]) if environ.get("LLAMA_CACHE") else cache_home / "llama.cpp"
+def weights_folder(cache_dir: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The weight cache in a folder of the user's, else where llama.cpp keeps its own (docs/protocol.md section 4.1)."""
+    home = Path(environ["LLAMA_CACHE"]) if environ.get("LLAMA_CACHE") else _cache_home(environ) / "llama.cpp"
+    return (cache_dir or home) / "rpc"
 
 
 def _offers(memory: str | None, mem: int | None) -> tuple[Offer, ...]:

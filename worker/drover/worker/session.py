@@ -82,7 +82,7 @@ class Session:
     ) -> None:
         self.memory = Memory(devices, limits.memory)
         self._devices = devices
-        self._store = store
+        self._store = None if store is None else store.use()
         self._tally = tally or Tally()
         self._limits = limits
         self._programs = [Programs(limits.graphs) for _ in devices]
@@ -115,6 +115,8 @@ class Session:
         for programs in self._programs:
             programs.clear()
         self._landing = None
+        if self._store is not None:
+            self._store.close()
         self.memory.close()
 
     # connection and devices
@@ -190,8 +192,10 @@ class Session:
         if request.data is not self._landing:
             region.write(request.data)
         self._landing = None
-        if request.cache_flag and self._store is not None:
-            self._store.put(request.data)
+        if request.cache_flag:
+            self._tally.sent_after_miss(len(request.data))
+            if self._store is not None:
+                self._store.put(request.data)
 
     def set_tensor_hash(self, request: SetTensorHash) -> SetTensorHashReply:
         """Bytes from the weight cache into a tensor; 0 asks the client to send them."""

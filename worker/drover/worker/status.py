@@ -78,9 +78,12 @@ class Status:
             else {
                 "folder": str(self._store.folder),
                 "bytes": self._store.used,
+                "limit": self._store.limit,
+                "evictions": self._store.evictions,
                 "hits": counts.hits,
                 "misses": counts.misses,
                 "hitBytes": counts.hit_bytes,
+                "missBytes": counts.miss_bytes,
             },
         }
 
@@ -100,7 +103,8 @@ class Status:
             ("cache_hits", "Tensors that came from the weight cache.", "counter", counts.hits),
             ("cache_misses", "Tensors that the weight cache lacked.", "counter", counts.misses),
             ("cache_hit_bytes", "Bytes that came from the weight cache.", "counter", counts.hit_bytes),
-            ("cache_bytes", "Bytes kept in the weight cache.", "gauge", self._store.used if self._store else 0),
+            ("cache_miss_bytes", "Bytes of weights that clients had to send.", "counter", counts.miss_bytes),
+            *self._cache_figures(),
         ]
         simple = [single(f"drover_worker_{name}", text, kind, value) for name, text, kind, value in rows]
         return [*simple, *self._wire_figures(), *self._device_figures(clients)]
@@ -124,6 +128,16 @@ class Status:
                 labels=("command", "direction"),
             ),
             Figure("drover_worker_refused", "What was refused, by reason.", "counter", refused, labels=("reason",)),
+        ]
+
+    def _cache_figures(self) -> list[tuple[str, str, Literal["counter", "gauge"], float]]:
+        used, limit, evictions = (0, 0, 0)
+        if self._store is not None:
+            used, limit, evictions = self._store.used, self._store.limit, self._store.evictions
+        return [
+            ("cache_evictions", "Tensors removed from the weight cache to make room.", "counter", evictions),
+            ("cache_bytes", "Bytes kept in the weight cache.", "gauge", used),
+            ("cache_limit_bytes", "Most bytes that the weight cache keeps.", "gauge", limit),
         ]
 
     def _device_figures(self, clients: Sequence[Presence]) -> list[Figure]:

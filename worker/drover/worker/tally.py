@@ -12,7 +12,9 @@ from drover.rpc.messages import COMMANDS
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Sums at one moment; bytes are those of the RPC connections, `hit_bytes` those of weights read from the cache."""
+    """Sums at one moment; bytes are those of the RPC connections, `hit_bytes` those of weights read from the cache,
+    `miss_bytes` those of weights that clients had to send.
+    """
 
     connections: int = 0
     received: int = 0
@@ -22,6 +24,7 @@ class Counts:
     hits: int = 0
     misses: int = 0
     hit_bytes: int = 0
+    miss_bytes: int = 0
     nodes: int = 0
 
 
@@ -103,6 +106,11 @@ class Tally:
         """A tensor was asked of the weight cache, and was not in it."""
         with self._guard:
             self._counts = replace(self._counts, misses=self._counts.misses + 1)
+
+    def sent_after_miss(self, size: int) -> None:
+        """A client sent a tensor of `size` bytes that the weight cache lacked."""
+        with self._guard:
+            self._counts = replace(self._counts, miss_bytes=self._counts.miss_bytes + size)
 
     @contextmanager
     def computing(self, nodes: int) -> Iterator[None]:
