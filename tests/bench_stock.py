@@ -1,8 +1,8 @@
 """Speed of our worker beside the stock one: the same client, the same model, the same number of threads, by turns.
 
-usage: python tests/bench_stock.py [--shape 1b|small] [--types Q4_K_M,Q8_0] [--rounds 3] [--threads 2] [--prompt 512]
-[--generate 32] [--only stock,drover]. Model files are made once, in the cache folder of the peer. Nothing else should
-run on the machine meanwhile; medians are printed with the range.
+usage: python tests/bench_stock.py [--shape 1b|wide|small] [--types Q4_K_M,Q8_0] [--rounds 3] [--threads 2]
+[--prompt 512] [--generate 32] [--only stock,drover]. Model files are made once, in the cache folder of the peer.
+Nothing else should run on the machine meanwhile; medians are printed with the range.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from support.processes import Running, free_port
 
 SHAPES = {
     "1b": make_gguf.Shape(),
+    "wide": make_gguf.Shape(layers=2, embd=4096, ff=14336, heads=32, kv=8, vocab=23400),
     "small": make_gguf.Shape(layers=8, embd=512, ff=1536, heads=8, kv=4, vocab=8000),
 }
 TOOL_SECONDS = 1800
