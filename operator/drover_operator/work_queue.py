@@ -26,6 +26,10 @@ class _Entry:
     pauses: int = 0
     busy: bool = False
     waiting: bool = True
+    told: bool = True
+    """Whether something happened that asks for the next piece of work."""
+    by_event: bool = False
+    """Whether that was so of the last one; else only its time had come."""
 
 
 class WorkQueue:
@@ -55,6 +59,7 @@ class WorkQueue:
                 entry.due = min(entry.due, due)
             else:
                 entry.due, entry.waiting = due, True
+            entry.told = True
             self._push(key, entry)
 
     def take(self) -> Key | None:
@@ -65,13 +70,15 @@ class WorkQueue:
                 if key is not None:
                     entry = self._entries[key]
                     entry.busy, entry.waiting = True, False
+                    entry.by_event, entry.told = entry.told, False
                     return key
                 self._changed.wait(seconds)
             return None
 
     def done(self, key: Key, again: float | None = None, wrote: bool = False) -> float:
-        """A key was worked on; it is due again after `again` seconds, twice as long each time it says so in a row.
+        """A key was worked on; it is due again after `again` seconds, twice as long each time it waited in vain.
 
+        What happens meanwhile makes it due sooner, and the wait after that no longer.
         Returns the pause that events of it are held back for, because it has written so often.
         """
         with self._changed:
@@ -86,8 +93,8 @@ class WorkQueue:
             if again is None:
                 entry.pauses = 0
             else:
+                entry.pauses += not entry.by_event
                 self._later(entry, min(again * 2**entry.pauses, max(again, LONGEST_PAUSE)))
-                entry.pauses += 1
             self._settle(key, entry)
             return self._calm(key)
 

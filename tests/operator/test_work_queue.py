@@ -75,6 +75,21 @@ def test_failures_come_back_later_and_later() -> None:
     assert work.failed(A) == 1
 
 
+def test_what_happens_during_a_pause_does_not_make_it_longer() -> None:
+    work, clock = queue()
+    work.add(A)
+    for left in (20, 19, 18, 17):
+        work.take()
+        work.done(A, again=left)
+        clock.now += 1
+        if left > 17:
+            work.add(A)
+    clock.now += 15.9
+    assert due(work) is None
+    clock.now += 0.2
+    assert work.take() == A
+
+
 def test_who_asks_to_be_looked_at_again_is_and_ever_more_seldom() -> None:
     work, clock = queue()
     work.add(A)
