@@ -39,6 +39,9 @@ class OldPeer:
     release: str
     folder: Path
 
+    def __str__(self) -> str:
+        return f"llama-cpp-python {self.release}, protocol {self.protocol}"
+
     @classmethod
     def built(cls, protocol: str) -> "OldPeer":
         """The client, built first if need be (10 to 40 minutes); raises PeerUnavailableError if that fails."""
