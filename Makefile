@@ -56,6 +56,7 @@ conformance: $(STAMP) ## llama.cpp's own tests of operations and architectures, 
 	PYTHONPATH=tests $(BIN)/python tests/conformance.py
 
 interop-old: $(STAMP) ## llama.cpp clients of older protocols on a worker; they are built first, which takes very long
+	$(PEER) install
 	PYTHONPATH=tests $(BIN)/python tests/interop_old.py
 
 bench: $(STAMP) ## Speed side by side with the stock worker

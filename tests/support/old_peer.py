@@ -15,14 +15,15 @@ from pathlib import Path
 
 from cluster import cache
 from support.peer import PeerUnavailableError
-from support.rpc_shim import SOURCE as SHIM
 
 RELEASES: Mapping[str, str] = {"7.0": "0.3.36", "3.6": "0.3.17"}
 """Protocol -> the release of llama-cpp-python that speaks it."""
 PROGRAM = "llama-simple"
+PRELOAD = Path(__file__).with_name("rpc_preload.c")
+"""The program has no option for workers."""
 PLAIN = "-O1 -mno-amx-int8 -mno-amx-tile -mno-amx-bf16"
 OPTIONS = (
-    "GGML_RPC=ON GGML_CPU_REPACK=OFF GGML_OPENMP=OFF LLAMA_BUILD_COMMON=ON LLAMA_BUILD_EXAMPLES=ON "
+    "GGML_RPC=ON GGML_CPU_REPACK=OFF GGML_OPENMP=ON LLAMA_BUILD_COMMON=ON LLAMA_BUILD_EXAMPLES=ON "
     "LLAMA_BUILD_TESTS=OFF LLAMA_BUILD_TOOLS=OFF LLAMA_BUILD_SERVER=OFF LLAMA_CURL=OFF LLAMA_OPENSSL=OFF "
     "CMAKE_BUILD_TYPE=Release"
 ).split()
@@ -38,6 +39,9 @@ class OldPeer:
     release: str
     folder: Path
 
+    def __str__(self) -> str:
+        return f"llama-cpp-python {self.release}, protocol {self.protocol}"
+
     @classmethod
     def built(cls, protocol: str) -> "OldPeer":
         """The client, built first if need be (10 to 40 minutes); raises PeerUnavailableError if that fails."""
@@ -45,7 +49,7 @@ class OldPeer:
         missing = [tool for tool in ("cmake", "gcc", "g++", "make") if shutil.which(tool) is None]
         if missing:
             raise PeerUnavailableError(f"building llama.cpp needs {', '.join(missing)}: install them and run it again")
-        key = cache.digest(release, PROGRAM, PLAIN, *OPTIONS, SHIM)
+        key = cache.digest(release, PROGRAM, PLAIN, *OPTIONS, PRELOAD)
         try:
             return cls(protocol, release, cache.kept(f"llama.cpp-{release}", key, "", lambda at: _build(release, at)))
         except cache.ClusterUnavailableError as error:
@@ -53,13 +57,13 @@ class OldPeer:
 
     def text(self, model: Path, prompt: str, tokens: int, port: int | None = None) -> str:
         """Prompt and greedy text, computed here or, all layers, by the worker on 127.0.0.1:`port`."""
-        env = {"LD_LIBRARY_PATH": str(self.folder), "PATH": "/usr/bin:/bin"}
+        # The program wants four threads, and they spin: where others work too it takes seconds for a token.
+        env = {"LD_LIBRARY_PATH": str(self.folder), "OMP_THREAD_LIMIT": "1"}
         layers = "0"
         if port is not None:
             layers = "99"
             env |= {
-                "GGML_BACKEND_PATH": str(self.folder / "rpc_shim.so"),
-                "DROVER_RPC_LIBRARY": str(self.folder / "libggml-rpc.so"),
+                "LD_PRELOAD": str(self.folder / PRELOAD.with_suffix(".so").name),
                 "DROVER_RPC_ENDPOINT": f"127.0.0.1:{port}",
             }
         done = subprocess.run(
@@ -79,7 +83,7 @@ class OldPeer:
 
 
 def _build(release: str, target: Path) -> None:
-    """Source package -> the program, its libraries and the shim, in a folder `target`."""
+    """Source package -> the program, its libraries and the one to preload, in a folder `target`."""
     with tempfile.TemporaryDirectory(prefix="old-llama-", dir=target.parent) as made:
         work = Path(made)
         package = ("--no-deps", "--no-binary", ":all:", f"llama-cpp-python=={release}")
@@ -88,8 +92,11 @@ def _build(release: str, target: Path) -> None:
         flags = [f"-DCMAKE_{language}_FLAGS_RELEASE={PLAIN}" for language in ("C", "CXX")]
         _step("cmake", "-S", str(source), "-B", str(work / "build"), *flags, *(f"-D{option}" for option in OPTIONS))
         _step("nice", "-n", "19", "cmake", "--build", str(work / "build"), "--target", PROGRAM, "-j1")
-        _step("gcc", "-shared", "-fPIC", "-O1", "-o", str(work / "build/bin/rpc_shim.so"), str(SHIM), "-ldl")
-        shutil.copytree(work / "build/bin", target, symlinks=True)
+        binaries = work / "build/bin"
+        library = binaries / PRELOAD.with_suffix(".so").name
+        linked = (f"-L{binaries}", "-lggml-rpc", "-lggml", f"-Wl,-rpath-link,{binaries}")
+        _step("gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(PRELOAD), *linked)
+        shutil.copytree(binaries, target, symlinks=True)
 
 
 def _unpacked(archive: Path, folder: Path) -> Path:
