@@ -141,7 +141,6 @@ def test_half_a_body_costs_only_its_sender(worker: Worker) -> None:
 
 STRANGE = {
     "no hello": (b"\x0f" + bytes(8), "DEVICE_COUNT before HELLO"),
-    "hello of 0 bytes": (b"\x0e" + bytes(8), "HELLO of 0 bytes"),
     "hello of 25 bytes": (b"\x0e" + struct.pack("<Q", 25) + bytes(25), "HELLO of 25 bytes"),
     "http": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "command 71 does not exist"),
     "http/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "command 80 does not exist"),

@@ -16,6 +16,10 @@ class RemoteProtocolError(DroverError):
     """The peer broke the rules of the RPC protocol; only its connection pays for it."""
 
 
+class VersionError(RemoteProtocolError):
+    """The peer speaks another version of the protocol."""
+
+
 class LimitError(RemoteProtocolError):
     """A client asked for more than one client may have."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
 
-from drover.errors import LimitError, LocalProtocolError, RemoteProtocolError
+from drover.errors import LimitError, LocalProtocolError, RemoteProtocolError, VersionError
 from drover.rpc import codec
 from drover.rpc.framing import Inbox
 from drover.rpc.messages import (
@@ -162,25 +162,27 @@ class ServerConnection(_Endpoint):
             raise RemoteProtocolError("second HELLO" if self._greeted else f"{command.name} before HELLO")
         head = codec.head_size(command)
         if not head <= size <= head + command.limit:
-            raise RemoteProtocolError(self._missized(command, size))
+            raise self._missized(command, size)
         if size - head > self._max_payload:
             raise LimitError(f"{command.name} with {size - head} bytes; we take {self._max_payload} at a time")
         self._command, self._body_size = command, size - head
         self.frame_size = codec.REQUEST_HEADER.size + size
         return True
 
-    def _missized(self, command: Command, size: int) -> str:
+    def _missized(self, command: Command, size: int) -> RemoteProtocolError:
         head = codec.head_size(command)
         if command.request is not Hello:
-            return f"{command.name} of {size} bytes; {head} to {head + command.limit} are possible"
+            possible = f"{head} to {head + command.limit} are possible"
+            return RemoteProtocolError(f"{command.name} of {size} bytes; {possible}")
         if size == 0:
-            return (
+            return VersionError(
                 f"HELLO of 0 bytes: it speaks a version before 4.0, we {self.version}; "
                 f"`--also {BRIEF[0]}` (or {', '.join(BRIEF[1:])}) serves it too"
             )
         if size == CAPS_BYTES:
-            return f"HELLO of {size} bytes: it speaks 4.0 or newer, we {self.version}; `--protocol` says what we speak"
-        return f"HELLO of {size} bytes; {head} are possible"
+            said = f"HELLO of {size} bytes: it speaks 4.0 or newer, we {self.version}"
+            return VersionError(f"{said}; `--protocol` says what we speak")
+        return RemoteProtocolError(f"HELLO of {size} bytes; {head} are possible")
 
     def _finish_body(self) -> Request | NeedData:
         if not self._inbox.landed():

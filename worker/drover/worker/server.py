@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from drover.errors import DeviceError, DroverError, LimitError
+from drover.errors import DeviceError, DroverError, LimitError, VersionError
 from drover.rpc.connection import NEED_DATA, BodyWanted, ServerConnection
 from drover.rpc.messages import COMMAND_OF, Request
 from drover.rpc.versions import CURRENT, Version
@@ -255,7 +255,7 @@ class _Client:
             self._part()
         except DroverError as error:
             self._tally.refuse(self._reason(error))
-            self._say("warning", "client dropped", str(error))
+            self._say("warning", "client dropped", str(error), known=isinstance(error, VersionError))
         except OSError as error:
             self._say("info", "client lost", _why(error))
         except Exception as error:  # a bug, or no memory left: still only this client's end
@@ -368,10 +368,11 @@ class _Client:
         known = (reason for kind, reason in _REASONS if isinstance(error, kind))
         return next(known, "request" if self._doing else "frame")
 
-    def _say(self, level: str, event: str, why: str | None) -> None:
+    def _say(self, level: str, event: str, why: str | None, known: bool = False) -> None:
+        """One line; of strangers only for who looks, unless they are `known` to be clients of another version."""
         reason = {} if why is None else {"command": self._doing or self._connection.doing, "why": why}
         counts = {"requests": self._requests, "received": self._received, "sent": self._sent}
-        stranger = self._requests == 0 and level != "error"
+        stranger = self._requests == 0 and level != "error" and not known
         getattr(log, "debug" if stranger else level)(event, peer=self.peer, **reason, **counts)
 
 
