@@ -49,9 +49,11 @@ def objects(target: Target, stage: Stage) -> list[Manifest]:
     if target.spec.model.scheme != "pvc":
         made.append(_model_claim(target))
     if stage.reads:
-        made.append(_header_job(target, stage.reads))
+        about = {names.READS: stage.reads}
+        made.append(_job(target, names.header(target.name), names.HEADER, pods.header(target), about, FETCH_TRIES))
     if stage.fetches:
-        made.append(_fetch_job(target, stage.fetches))
+        about = {names.FETCHES: stage.fetches}
+        made.append(_job(target, names.fetch(target.name), names.FETCH, pods.fetch(target), about, FETCH_TRIES))
     if stage.layout:
         made.append(_plan(target, stage.layout))
     if stage.layout and stage.load:
@@ -183,42 +185,31 @@ def _model_claim(target: Target) -> Manifest:
     return _object(target, "v1", "PersistentVolumeClaim", names.model(target.name), names.FETCH, spec=spec)
 
 
-def _header_job(target: Target, reads: str) -> Manifest:
-    spec = _job(pods.header(target), FETCH_TRIES)
-    made = _object(target, "batch/v1", "Job", names.header(target.name), names.HEADER, spec=spec)
-    made["metadata"]["annotations"] = {names.READS: reads}
-    return made
-
-
-def _fetch_job(target: Target, fetches: str) -> Manifest:
-    spec = _job(pods.fetch(target), FETCH_TRIES)
-    made = _object(target, "batch/v1", "Job", names.fetch(target.name), names.FETCH, spec=spec)
-    made["metadata"]["annotations"] = {names.FETCHES: fetches}
-    return made
-
-
 def _load_job(target: Target, layout: Layout, stage: Stage) -> Manifest:
     template = pods.load(target, layout, stage.file, stage.expect, replaced=stage.replaced)
-    spec = _job(template, LOAD_TRIES) | {"activeDeadlineSeconds": LOAD_SECONDS}
-    made = _object(target, "batch/v1", "Job", names.load(target.name), names.LOAD, spec=spec)
-    made["metadata"]["annotations"] = {names.LOADS: stage.loads}
+    about = {names.LOADS: stage.loads}
+    made = _job(target, names.load(target.name), names.LOAD, template, about, LOAD_TRIES)
+    made["spec"]["activeDeadlineSeconds"] = LOAD_SECONDS
     return made
 
 
-def _job(template: Manifest, tries: int) -> Manifest:
-    """A Job that tries again, ever later, but not after an error that would only come again."""
+def _job(target: Target, name: str, component: str, template: Manifest, about: dict[str, str], tries: int) -> Manifest:
+    """A Job that tries again, ever later, but not after an error that would only come again; `about` what it is."""
     container = template["spec"]["containers"][0]["name"]
     hopeless = {"containerName": container, "operator": "In", "values": list(pods.HOPELESS)}
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": "FailJob", "onExitCodes": hopeless},
     ]
-    return {
+    spec = {
         "backoffLimit": tries,
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": rules},
         "template": template,
     }
+    made = _object(target, "batch/v1", "Job", name, component, spec=spec)
+    made["metadata"]["annotations"] = about
+    return made
 
 
 def _plan(target: Target, layout: Layout) -> Manifest:

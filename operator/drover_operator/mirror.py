@@ -210,11 +210,6 @@ class Mirrored:
             self._mirror.put(KIND, written)
 
 
-def _lose(known: dict[Key, _Kept], place: Key, uid: str) -> None:
-    if place in known and known[place].uid == uid:
-        del known[place]
-
-
 def cluster_of(body: Manifest) -> Key | None:
     """Namespace and name of the InferenceCluster that an object belongs to: its owner, or what its labels say."""
     metadata = body["metadata"]

@@ -98,7 +98,7 @@ def labels(cluster: str, component: str, group_name: str | None = None) -> dict[
 
 def owned(cluster: str) -> str:
     """A label selector for all that belongs to an InferenceCluster."""
-    return f"{_INSTANCE}={cluster},{_MANAGED_BY}={MANAGER}"
+    return f"{_INSTANCE}={cluster},{EVERY}"
 
 
 MANAGED = {_MANAGED_BY: MANAGER}

@@ -69,20 +69,11 @@ def of(
         header = progress.forecast.header
         made["header"] = asdict(header) | {"units": [list(run) for run in header.units]}
     if progress.model is not None and target.spec.model.scheme != "pvc":
-        model = progress.model
-        facts_of = {"of": model.of, "file": model.file, "bytes": model.bytes, "message": model.message}
-        made["model"] = {name: value for name, value in facts_of.items() if value}
+        made["model"] = {name: value for name, value in asdict(progress.model).items() if value}
     if progress.replaced is not None:
-        replaced = progress.replaced
-        made["modelReplaced"] = {"of": replaced.of, "count": replaced.count, "proven": replaced.proven}
+        made["modelReplaced"] = asdict(progress.replaced)
     if progress.failures is not None:
-        failures = progress.failures
-        made["loadFailures"] = {
-            "of": failures.of,
-            "count": failures.count,
-            "job": failures.job,
-            "time": failures.time,
-        }
+        made["loadFailures"] = asdict(progress.failures)
     pruned: Status = _pruned(made, STATUS)
     return pruned
 
