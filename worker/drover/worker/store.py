@@ -156,7 +156,6 @@ class Store:
         before = self.used
         try:
             with self._holds.alone():
-                self._sweep()
                 self._make_room(limit)
         except OSError as error:
             self._complain("weight cache is not trimmed", error)
