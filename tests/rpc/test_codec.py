@@ -13,12 +13,8 @@ from drover.ggml.ops import Op, TensorFlag, pack_params
 from drover.ggml.tensor import Tensor
 from drover.rpc import codec
 from drover.rpc import messages as m
-from drover.rpc.connection import (
-    NEED_DATA,
-    BodyWanted,
-    ClientConnection,
-    ServerConnection,
-)
+from drover.rpc.connection import ClientConnection, ServerConnection
+from support.feeding import feed
 
 
 def tensor(**changes: object) -> Tensor:
@@ -128,26 +124,6 @@ def plain(message: object) -> object:
 
 def frame(message: m.Request, payload: bytes) -> bytes:
     return struct.pack("<BQ", m.COMMAND_OF[type(message)].id, len(payload)) + payload
-
-
-def feed(connection: ServerConnection | ClientConnection, data: bytes, step: int) -> list[object]:
-    """Give `data` to a connection in pieces of at most `step` bytes; bodies land in fresh memory."""
-    events: list[object] = []
-    while True:
-        event = connection.next_event()
-        if isinstance(event, BodyWanted):
-            assert isinstance(connection, ServerConnection)
-            connection.land(memoryview(bytearray(event.size)))
-        elif event is not NEED_DATA:
-            events.append(event)
-        elif data:
-            room = connection.room()
-            count = min(step, len(room), len(data))
-            room[:count] = data[:count]
-            connection.filled(count)
-            data = data[count:]
-        else:
-            return events
 
 
 def test_every_command_has_a_row() -> None:

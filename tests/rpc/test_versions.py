@@ -19,10 +19,11 @@ from drover.ggml.ops import Op, TensorFlag, Unary, pack_params
 from drover.ggml.tensor import Tensor
 from drover.rpc import codec
 from drover.rpc import messages as m
-from drover.rpc.connection import NEED_DATA, BodyWanted, ServerConnection
-from drover.rpc.versions import BRIEF, CURRENT, HASHED_BYTES, VERSIONS, Version, pair
+from drover.rpc.connection import ServerConnection
+from drover.rpc.version_names import BRIEF, NAMES
+from drover.rpc.versions import CURRENT, HASHED_BYTES, VERSIONS, Version, pair
+from support.feeding import feed
 
-NAMES = tuple(VERSIONS)
 HELLO = {True: struct.pack("<BQ", 14, 0), False: struct.pack("<BQ", 14, 24) + bytes(24)}
 
 
@@ -126,26 +127,6 @@ def plain(message: object) -> object:
     if slots := getattr(type(message), "__slots__", None):
         return type(message).__name__, *(plain(getattr(message, name)) for name in slots)
     return message
-
-
-def feed(connection: ServerConnection, data: bytes, step: int) -> list[m.Request]:
-    """What a connection makes of bytes that arrive `step` at a time."""
-    events: list[m.Request] = []
-    while True:
-        event = connection.next_event()
-        if isinstance(event, BodyWanted):
-            connection.land(memoryview(bytearray(event.size)))
-        elif event is not NEED_DATA:
-            assert not isinstance(event, type(NEED_DATA))
-            events.append(event)
-        elif data:
-            room = connection.room()
-            count = min(step, len(room), len(data))
-            room[:count] = data[:count]
-            connection.filled(count)
-            data = data[count:]
-        else:
-            return events
 
 
 def greeted(name: str, also: str | None = None) -> ServerConnection:

@@ -1,13 +1,12 @@
 """Recorded requests sent to another worker, its handles and addresses in place of the recorded ones."""
 
 import socket
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
 from drover.ggml.tensor import Tensor
 from drover.rpc import codec
-from drover.rpc.connection import NEED_DATA, BodyWanted, ServerConnection
+from drover.rpc.connection import ServerConnection
 from drover.rpc.messages import (
     COMMAND_OF,
     TENSOR_BYTES,
@@ -17,28 +16,13 @@ from drover.rpc.messages import (
     GraphCompute,
     Request,
 )
+from support.feeding import feed
 from support.proxy_record import REPLY_HEADER
 
 
-def requests_of(data: bytes, piece: int) -> Iterator[Request]:
+def requests_of(data: bytes, piece: int) -> list[Request]:
     """What our server end makes of a stream that arrives in pieces of at most `piece` bytes."""
-    connection = ServerConnection()
-    sent = 0
-    while True:
-        event = connection.next_event()
-        if isinstance(event, BodyWanted):
-            connection.land(memoryview(bytearray(event.size)))
-        elif event is not NEED_DATA:
-            assert not isinstance(event, type(NEED_DATA))
-            yield event
-        elif sent == len(data):
-            return
-        else:
-            room = connection.room()
-            count = min(piece, len(room), len(data) - sent)
-            room[:count] = data[sent : sent + count]
-            connection.filled(count)
-            sent += count
+    return feed(ServerConnection(), data, piece)
 
 
 def joined(buffers: codec.Buffers) -> bytes:

@@ -29,7 +29,8 @@ from drover.rpc.messages import (
     Reply,
     Request,
 )
-from drover.rpc.versions import BRIEF, CURRENT, Version
+from drover.rpc.version_names import BRIEF
+from drover.rpc.versions import CURRENT, Version
 
 _ACKNOWLEDGEMENTS: dict[object, Reply] = {Done: Done(), GraphComputeReply: GraphComputeReply()}
 """What older versions want of commands that are not answered today."""

@@ -15,6 +15,7 @@ from typing import Any
 from drover.errors import DroverError
 from drover.ggml.ops import Op, Unary
 from drover.rpc import messages as m
+from drover.rpc.version_names import BRIEF, NAMES
 
 LAST_GRAPH = 1
 """The uid of every graph of a client that names none: GRAPH_RECOMPUTE means the last one of its device."""
@@ -147,21 +148,8 @@ _2_0_0 = _before(
     marks_nodes=False,
 )
 
-VERSIONS: dict[str, Version] = {
-    "8.0": CURRENT,
-    "7.0": _7_0_0,
-    "6.0": _6_0_0,
-    "5.1": _5_1_0,
-    "5.0": _5_0_0,
-    "4.0": _4_0_3,
-    "4.0.2": _4_0_2,
-    "4.0.1": _4_0_1,
-    "4.0.0": _4_0_0,
-    "3.6": _3_6_1,
-    "2.0": _2_0_0,
-}
-"""By the names a user gives them; where a patch renumbered operations, each has its own."""
-BRIEF = tuple(name for name, version in VERSIONS.items() if version.greets_briefly)
+_ROWS = (CURRENT, _7_0_0, _6_0_0, _5_1_0, _5_0_0, _4_0_3, _4_0_2, _4_0_1, _4_0_0, _3_6_1, _2_0_0)
+VERSIONS: dict[str, Version] = dict(zip(NAMES, _ROWS, strict=True))
 
 
 def pair(main: str, also: str | None) -> tuple[Version, Version | None]:

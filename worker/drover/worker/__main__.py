@@ -20,20 +20,19 @@ from typer.core import TyperCommand
 
 from drover import logs
 from drover.errors import DroverError
-from drover.rpc import versions
-from drover.rpc.versions import Version
+from drover.rpc.version_names import BRIEF, NAMES
 from drover.sizes import format_size, parse_size
-from drover.worker import devices, kernels, machine
-from drover.worker.devices.offer import Offer, parse_offer
+from drover.worker import machine
 from drover.worker.limits import FRAME_SECONDS, GENEROUS, GRACE, MAX_CLIENTS, MAX_GRAPHS, Limits
 
 if TYPE_CHECKING:
+    from drover.rpc.versions import Version
+    from drover.worker.devices.offer import Offer
     from drover.worker.memory import SharedDevice
     from drover.worker.status import Status
     from drover.worker.store import Store
 
 DEFAULT_PORT = 50052
-_BRIEF = " or ".join(versions.BRIEF)
 
 log = structlog.get_logger()
 
@@ -48,7 +47,7 @@ class Config:
     """Their names; none is whatever accelerators there are, or else the CPU."""
     with_cpu: bool
     threads: int
-    memory: tuple[Offer, ...]
+    memory: "tuple[Offer, ...]"
     """What each device offers, or all of them alike."""
     weights: Path | None
     """Folder of the weight cache, if there is to be one."""
@@ -64,7 +63,7 @@ class Config:
     """Port of the status, if there is to be one; 0 is any free one."""
     grace: float
     """Seconds that running requests may take to end once we are told to stop."""
-    versions: tuple[Version, Version | None]
+    versions: "tuple[Version, Version | None]"
     """Of the protocol: the one we speak, and the one we speak to clients that greet otherwise."""
     trace: bool
     """Whether to log a line a command."""
@@ -131,16 +130,21 @@ def worker(
         float, typer.Option("--grace", min=0, help="Seconds that running graphs may take to end at SIGTERM.")
     ] = GRACE,
     protocol: Annotated[
-        str, typer.Option("--protocol", help=f"Version of ggml RPC to speak: {', '.join(versions.VERSIONS)}.")
+        str, typer.Option("--protocol", help=f"Version of ggml RPC to speak: {', '.join(NAMES)}.")
     ] = "8.0",
     also: Annotated[
         str | None,
-        typer.Option("--also", help=f"Serve clients of this older version too, on the same port: {_BRIEF}."),
+        typer.Option(
+            "--also", help=f"Serve clients of this older version too, on the same port: {' or '.join(BRIEF)}."
+        ),
     ] = None,
     log_format: Annotated[Literal["console", "json"], typer.Option("--log-format", help="How to log.")] = "console",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details.")] = False,
 ) -> None:
     """Offer this machine's devices to llama.cpp and Drover over ggml RPC."""
+    from drover.rpc import versions
+    from drover.worker import kernels
+
     logs.configure(log_format, verbose)
     names = tuple(name for name in device.replace("/", ",").replace(" ", "").split(",") if name)
     home = _cache_home(os.environ)
@@ -232,6 +236,7 @@ def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _open_devices(config: Config) -> "list[SharedDevice]":
+    from drover.worker import devices, kernels
     from drover.worker.memory import SharedDevice
 
     places = devices.choose(config.devices, config.with_cpu)
@@ -276,7 +281,9 @@ def weights_folder(cache_dir: Path | None, environ: Mapping[str, str] = os.envir
     return (cache_dir or home) / "rpc"
 
 
-def _offers(memory: str | None, mem: int | None) -> tuple[Offer, ...]:
+def _offers(memory: str | None, mem: int | None) -> "tuple[Offer, ...]":
+    from drover.worker.devices.offer import Offer, parse_offer
+
     if memory is not None and mem is not None:
         raise DroverError("--memory and --mem are two spellings of one option; give one of them")
     if mem is not None:
