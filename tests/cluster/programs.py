@@ -113,7 +113,9 @@ def go(*args: str, cwd: Path | None = None, env: Mapping[str, str] | None = None
     run("go", *args, cwd=cwd, env={"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", **(env or {})})
 
 
-def run(*argv: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
+def run(
+    *argv: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float | None = None
+) -> str:
     """Run a program to its end and return what it printed; a failure is one line with the last that it said."""
     words = [str(word) for word in argv]
     try:
@@ -125,8 +127,11 @@ def run(*argv: str | Path, cwd: Path | None = None, env: Mapping[str, str] | Non
             capture_output=True,
             text=True,
             errors="replace",
+            timeout=timeout,
             check=False,
         )
+    except subprocess.TimeoutExpired:
+        raise ClusterUnavailableError(f"{' '.join(words[:4])} … has not ended after {timeout:g} s") from None
     except OSError as error:
         raise ClusterUnavailableError(f"{words[0]}: {error.strerror}") from None
     if done.returncode != 0:

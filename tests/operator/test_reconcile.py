@@ -521,10 +521,10 @@ def test_proportions_that_do_not_match_the_devices_found_are_not_asked_again(wor
     assert world.cycle().again is None
 
 
-def test_loads_that_keep_failing_come_later_and_later_and_then_no_more(world: World) -> None:
-    world.api.ends["herd-load"] = (3, {"ok": False, "reason": "WorkerUnavailable", "message": "worker w-1 went away"})
+def assert_loads_end(world: World, cycles: int) -> None:
+    """Four loads, each after a pause twice as long as the one before, and then no more."""
     pauses = []
-    for _ in range(10):
+    for _ in range(cycles):
         world.run()
         world.api.settle()
         again = world.cycle().again
@@ -533,6 +533,11 @@ def test_loads_that_keep_failing_come_later_and_later_and_then_no_more(world: Wo
     assert pauses[:3] == [20, 40, 80]
     assert set(pauses[3:]) == {None}
     assert world.api.writes.count("apply Job herd-load") == 4
+
+
+def test_loads_that_keep_failing_come_later_and_later_and_then_no_more(world: World) -> None:
+    world.api.ends["herd-load"] = (3, {"ok": False, "reason": "WorkerUnavailable", "message": "worker w-1 went away"})
+    assert_loads_end(world, cycles=10)
     assert world.status["loadFailures"]["count"] == 4
     world.api.ends["herd-load"] = (0, LOADED)
     world.api.change("herd", context=2048)
@@ -629,16 +634,7 @@ def test_a_replaced_model_of_another_hash_than_the_spec_says_is_not_served(world
 def test_nodes_that_do_not_show_the_same_file_do_not_load_for_ever(world: World) -> None:
     proven(world, "aaaa")
     world.api.volume = "bbbb"
-    pauses = []
-    for _ in range(8):
-        world.run()
-        world.api.settle()
-        again = world.cycle().again
-        pauses.append(again)
-        world.wait(again or 3600)
-    assert pauses[:3] == [20, 40, 80]
-    assert set(pauses[3:]) == {None}
-    assert world.api.writes.count("apply Job herd-load") == 4
+    assert_loads_end(world, cycles=8)
     assert world.said("SplitVerified") == ("False", "TooManyFailures")
     assert "see that all nodes show the same file" in world.message("SplitVerified")
     world.api.volume = "aaaa"

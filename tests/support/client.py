@@ -1,7 +1,5 @@
 """A client of a worker as small as can be: messages out, replies in, over a real socket; and nonsense on demand."""
 
-import socket
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -13,15 +11,14 @@ from drover.ggml.types import F32, TensorType
 from drover.rpc import codec
 from drover.rpc import messages as m
 from drover.rpc.connection import NEED_DATA, ClientConnection
+from support.link import Link
 
-PATIENCE = 20.0
 
-
-class Client:
+class Client(Link):
     """A greeted connection to a worker."""
 
     def __init__(self, port: int, greet: bool = True) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
+        super().__init__(port)
         self._connection = ClientConnection()
         if greet:
             self.ask(m.Hello())
@@ -52,23 +49,6 @@ class Client:
     def set(self, tensor: Tensor, values: npt.ArrayLike, dtype: npt.DTypeLike = np.float32) -> None:
         """Values into a tensor."""
         self.tell(m.SetTensor(tensor, 0, 0, memoryview(np.array(values, dtype).tobytes())))
-
-    def dropped(self) -> bool:
-        """Whether the worker closes the connection (it has `PATIENCE` seconds) without answering."""
-        try:
-            return self.socket.recv(1) == b""
-        except ConnectionError:
-            return True
-
-    def close(self) -> None:
-        """Leave."""
-        self.socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 class Bench:

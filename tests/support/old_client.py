@@ -1,13 +1,11 @@
 """A client of an older protocol, written out byte by byte from docs/protocol.md: nothing of our codec is in it."""
 
-import socket
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
-PATIENCE = 20.0
+from support.link import Link
+
 COMPUTE = 16
 
 
@@ -91,13 +89,13 @@ class Record:
         )
 
 
-class OldClient:
+class OldClient(Link):
     """A connection that speaks a dialect; replies of another size than its version wants are a failure."""
 
     def __init__(self, port: int, dialect: Dialect) -> None:
         self.dialect = dialect
         self._device = struct.pack("<I", 0) if dialect.devices else b""
-        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
+        super().__init__(port)
 
     def hello(self) -> bytes:
         """The version and all else that the worker answers."""
@@ -163,23 +161,6 @@ class OldClient:
             assert self.ask(10, self._device + counted, 1) == b"\0"
         else:
             self.tell(10, self._device + counted)
-
-    def dropped(self) -> bool:
-        """Whether the worker closes the connection without answering."""
-        try:
-            return self.socket.recv(1) == b""
-        except ConnectionError:
-            return True
-
-    def close(self) -> None:
-        """Leave."""
-        self.socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _take(self, size: int) -> bytes:
         taken = b""

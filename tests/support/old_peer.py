@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import cache
+from cluster.programs import run
 from support.peer import PeerUnavailableError
 
 RELEASES: Mapping[str, str] = {"7.0": "0.3.36", "3.6": "0.3.17"}
@@ -87,15 +88,16 @@ def _build(release: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="old-llama-", dir=target.parent) as made:
         work = Path(made)
         package = ("--no-deps", "--no-binary", ":all:", f"llama-cpp-python=={release}")
-        _step(sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(work), *package)
+        run(sys.executable, "-m", "pip", "download", "--quiet", "--dest", work, *package, timeout=BUILD_SECONDS)
         source = _unpacked(next(work.glob("llama_cpp_python-*.tar.gz")), work)
         flags = [f"-DCMAKE_{language}_FLAGS_RELEASE={PLAIN}" for language in ("C", "CXX")]
-        _step("cmake", "-S", str(source), "-B", str(work / "build"), *flags, *(f"-D{option}" for option in OPTIONS))
-        _step("nice", "-n", "19", "cmake", "--build", str(work / "build"), "--target", PROGRAM, "-j1")
+        options = (f"-D{option}" for option in OPTIONS)
+        run("cmake", "-S", source, "-B", work / "build", *flags, *options, timeout=BUILD_SECONDS)
+        run("nice", "-n", "19", "cmake", "--build", work / "build", "--target", PROGRAM, "-j1", timeout=BUILD_SECONDS)
         binaries = work / "build/bin"
         library = binaries / PRELOAD.with_suffix(".so").name
         linked = (f"-L{binaries}", "-lggml-rpc", "-lggml", f"-Wl,-rpath-link,{binaries}")
-        _step("gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(PRELOAD), *linked)
+        run("gcc", "-shared", "-fPIC", "-O1", "-o", library, PRELOAD, *linked, timeout=BUILD_SECONDS)
         shutil.copytree(binaries, target, symlinks=True)
 
 
@@ -106,19 +108,3 @@ def _unpacked(archive: Path, folder: Path) -> Path:
         members = [member for member in package.getmembers() if member.name.startswith(inside)]
         package.extractall(folder, members, filter="data")
     return folder / inside
-
-
-def _step(*command: str) -> None:
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=BUILD_SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        last = "\n".join(done.stdout.strip().splitlines()[-20:])
-        raise PeerUnavailableError(f"{' '.join(command[:4])} … ended with {done.returncode}:\n{last}")

@@ -1,6 +1,5 @@
 """A server in a thread of the test, with what it logs: for tests of what one client does to the others."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,8 +12,9 @@ from drover.ggml.ops import Op
 from drover.rpc import messages as m
 from drover.worker.devices.reference.device import ReferenceDevice
 from drover.worker.memory import SharedDevice
-from drover.worker.server import Server, bind
+from drover.worker.server import Server
 from support.client import Bench, Client
+from support.worker_thread import serving
 
 LIMIT = 1 << 24
 
@@ -49,16 +49,9 @@ class Worker:
 @contextmanager
 def running(device: ReferenceDevice, **options: Any) -> Iterator[Worker]:
     server = Server([SharedDevice(device)], **options)
-    listener = bind("127.0.0.1", 0)
-    server.open(listener)
     with capture_logs() as logs:
-        thread = threading.Thread(target=server.serve, args=(listener,))
-        thread.start()
-        try:
-            yield Worker(server, listener.getsockname()[1], device, logs)
-        finally:
-            server.stop()
-            thread.join()
+        with serving(server) as port:
+            yield Worker(server, port, device, logs)
         assert not server.clients
 
 

@@ -17,13 +17,19 @@ def worker(
 ) -> Iterator[str]:
     """Endpoint of a worker that offers `devices` reference devices of `limit` bytes each."""
     shared = [SharedDevice(ReferenceDevice(limit)) for _ in range(devices)]
-    server = Server(shared, store, versions=pair(protocol, also))
+    with serving(Server(shared, store, versions=pair(protocol, also))) as port:
+        yield f"127.0.0.1:{port}"
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[int]:
+    """A free port of 127.0.0.1 on which a server serves in a thread, until the context ends."""
     listener = bind("127.0.0.1", 0)
     server.open(listener)
     thread = threading.Thread(target=server.serve, args=(listener,), name="worker")
     thread.start()
     try:
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        yield listener.getsockname()[1]
     finally:
         server.stop()
         thread.join()
