@@ -231,7 +231,8 @@ def test_refuses_a_result_that_overlaps_itself() -> None:
     node(Op.CPY, f(4, 3), t(F32, 4, 3, nb=(4, 0, 0, 0))).check()
 
 
-TRAINING = {Op.FLASH_ATTN_BACK, Op.OPT_STEP_ADAMW, Op.OPT_STEP_SGD, Op.CROSS_ENTROPY_LOSS_BACK, Op.SILU_BACK}
+TRAINING = {Op.FLASH_ATTN_BACK, Op.IM2COL_BACK, Op.POOL_2D_BACK}
+"""What llama.cpp's own worker refuses or nobody tests."""
 
 
 @pytest.mark.parametrize("op", sorted(FORBIDDEN_OPS | TRAINING))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from drover.errors import GraphError
 from drover.ggml.ops import METADATA_OPS, Op, float_params, int_params
-from drover.ggml.rules import arithmetic, attention, images, movement, products, recurrent
+from drover.ggml.rules import arithmetic, attention, images, movement, products, recurrent, training
 from drover.ggml.rules.call import Call, Shaped, elements, show, storage
 from drover.ggml.tensor import span
 
@@ -24,6 +24,7 @@ RULES: dict[Op, Callable[[Call], None]] = {
     **attention.RULES,
     **recurrent.RULES,
     **images.RULES,
+    **training.RULES,
 }
 
 

@@ -151,6 +151,14 @@ def _win_unpart(call: Call) -> None:
     call.require(a.ne[0] == dst.ne[0] and a.ne[3] == count, "windows do not cover the result")
 
 
+def _add_rel_pos(call: Call) -> None:
+    a, width, height = call.typed(0, ONLY_F32), call.typed(1, ONLY_F32), call.typed(2, ONLY_F32)
+    call.same_shape(a, call.result(ONLY_F32))
+    call.same_shape(width, height)
+    n, rows, columns, more = width.ne
+    call.require(a.ne == (n * n, rows * columns, more, 1), "src0 is not [n·n, h·w, b] where src1 is [n, w, h, b]")
+
+
 RULES: dict[Op, Callable[[Call], None]] = {
     Op.IM2COL: _im2col,
     Op.IM2COL_3D: _im2col_3d,
@@ -165,5 +173,6 @@ RULES: dict[Op, Callable[[Call], None]] = {
     Op.UPSCALE: _upscale,
     Op.TIMESTEP_EMBEDDING: _timestep,
     Op.WIN_PART: _win_part,
+    Op.ADD_REL_POS: _add_rel_pos,
     Op.WIN_UNPART: _win_unpart,
 }

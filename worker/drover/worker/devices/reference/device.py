@@ -12,7 +12,7 @@ from drover.errors import DeviceError
 from drover.ggml.ops import METADATA_OPS, Op
 from drover.worker.devices.device import Node
 from drover.worker.devices.host import HostMemory
-from drover.worker.devices.reference import arithmetic, attention, images, movement, products, recurrent
+from drover.worker.devices.reference import arithmetic, attention, images, movement, products, recurrent, training
 from drover.worker.devices.reference.arrays import Result, Work, store
 
 FUNCTIONS: dict[Op, Callable[[Work], Result]] = {
@@ -22,6 +22,7 @@ FUNCTIONS: dict[Op, Callable[[Work], Result]] = {
     **attention.FUNCTIONS,
     **recurrent.FUNCTIONS,
     **images.FUNCTIONS,
+    **training.FUNCTIONS,
 }
 OPERATIONS: frozenset[Op] = frozenset(FUNCTIONS) | METADATA_OPS
 

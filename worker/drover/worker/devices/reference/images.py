@@ -206,6 +206,14 @@ def win_unpart(work: Work) -> Result:
     return a.reshape(down * side, across * side, -1)[:height, :width]
 
 
+def add_rel_pos(work: Work) -> Result:
+    """Each row of n·n numbers, as a square of rows y and columns x, plus src1 by x and src2 by y."""
+    a, width, height = work.f32(0), work.f32(1), work.f32(2)
+    n = width.shape[-1]
+    squares = a.reshape(-1, n, n)
+    return squares + width.reshape(-1, 1, n) + height.reshape(-1, n, 1)
+
+
 FUNCTIONS: dict[Op, Callable[[Work], Result]] = {
     Op.IM2COL: im2col,
     Op.IM2COL_3D: im2col_3d,
@@ -220,5 +228,6 @@ FUNCTIONS: dict[Op, Callable[[Work], Result]] = {
     Op.UPSCALE: upscale,
     Op.TIMESTEP_EMBEDDING: timestep_embedding,
     Op.WIN_PART: win_part,
+    Op.ADD_REL_POS: add_rel_pos,
     Op.WIN_UNPART: win_unpart,
 }
