@@ -349,7 +349,7 @@ SUITE_TOLERANCE = 1e-7**0.5
 SUITE_TOLERANCES: dict[Op, float] = dict.fromkeys(
     (Op.MUL_MAT, Op.MUL_MAT_ID, Op.OUT_PROD, Op.FLASH_ATTN_EXT, Op.CONV_2D, Op.CONV_3D, Op.CONV_TRANSPOSE_2D), 5e-4**0.5
 )
-"""What llama.cpp's own suite allows between two devices (the root of its normalised square errors): no less than ours."""
+"""What llama.cpp's own suite allows between two devices (root of its normalised square error): no less than ours."""
 
 
 def tolerance(case: Case) -> float:
