@@ -1,5 +1,6 @@
 """A worker serves everyone: clients that idle, stop in the middle of a frame, misbehave, or work at the same time."""
 
+import json
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,27 @@ def test_stock_clients_at_the_same_time(peer: Peer, drover_workers: list[int]) -
         together = list(pool.map(lambda prompt: complete(peer, drover_workers, prompt), prompts))
     assert [done.returncode for done in together] == [0, 0], [done.stderr[-500:] for done in together]
     assert [done.stdout for done in together] == [done.stdout for done in one_by_one]
+
+
+@pytest.mark.interop
+def test_stock_benches_at_the_same_time(peer: Peer, drover_workers: list[int]) -> None:
+    """Two on one worker, and a third client whose text is what it was alone."""
+    port = drover_workers[:1]
+    alone = complete(peer, port)
+
+    def bench(_: int) -> list[float]:
+        asked = ("-p", "64", "-n", "16", "-r", "3", "-o", "json", "-ngl", "99", "--rpc", f"127.0.0.1:{port[0]}")
+        done = peer.run("llama-bench", "-m", drover.MODEL, *asked, timeout=200)
+        assert done.returncode == 0, done.stderr
+        return [row["avg_ts"] for row in json.loads(done.stdout)]
+
+    with ThreadPoolExecutor(2) as pool:
+        benches = pool.map(bench, range(2))
+        beside = complete(peer, port)
+        speeds = list(benches)
+    assert beside.stdout == alone.stdout
+    assert [len(measured) for measured in speeds] == [2, 2]
+    assert min(map(min, speeds)) > 0
 
 
 @pytest.mark.interop

@@ -352,7 +352,8 @@ class Spec(_Model):
     suspend: bool = False
     """Scales everything to zero and keeps model and caches. Kubernetes only."""
     image: Text | None = None
-    """The image of all pods; by default the operator's choice. Kubernetes only."""
+    """The image of all pods; by default the operator's choice, which is of its own release, as this one has to be.
+    Kubernetes only."""
     image_pull_secrets: Annotated[list[LocalReference], Field(max_length=16)] | None = None
     """Secrets to pull images with. Kubernetes only."""
 
