@@ -5,6 +5,7 @@ Its own are threads, programs of many nodes, nodes without a kernel, and index v
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,6 +145,30 @@ def test_a_chain_of_nodes_runs_in_order(cpu: CpuDevice, rows: int, fallback: boo
         device.run(device.compile(nodes))
         results.append(_read(device, result))
     np.testing.assert_allclose(results[1], results[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("fallback", [False, True], ids=["kernels", "mixed"])
+def test_a_timed_run_does_the_same_and_times_every_node_once(cpu: CpuDevice, fallback: bool) -> None:
+    results = []
+    for run in (cpu.run, cpu.run_timed):
+        nodes, result = _chain(cpu, 300, fallback)
+        program = cpu.compile(nodes)
+        start = time.perf_counter()
+        timings = run(program)
+        seconds = time.perf_counter() - start
+        results.append(_read(cpu, result))
+    assert np.array_equal(*results)
+    assert timings is not None
+    kept = [node for node in nodes if node.op is not Op.MUL]  # which the norms before them do too
+    assert [timing.node for timing in timings] == kept
+    assert min(timing.seconds for timing in timings) > 0
+    assert sum(timing.seconds for timing in timings) <= seconds * 1.1
+
+
+def test_what_the_processor_can_do_at_most(cpu: CpuDevice) -> None:
+    ceilings = cpu.limits()
+    assert {"B/s", "FLOP/s"} == {ceiling.unit for ceiling in ceilings}
+    assert min(ceiling.rate for ceiling in ceilings) > 1e8
 
 
 def test_a_program_reads_its_operands_anew_each_time(cpu: CpuDevice) -> None:

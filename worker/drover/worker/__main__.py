@@ -67,6 +67,8 @@ class Config:
     """Of the protocol: the one we speak, and the one we speak to clients that greet otherwise."""
     trace: bool
     """Whether to log a line a command."""
+    profile: bool
+    """Whether to time every node and print where the time of a client went."""
 
 
 def worker(
@@ -138,6 +140,9 @@ def worker(
             "--also", help=f"Serve clients of this older version too, on the same port: {' or '.join(BRIEF)}."
         ),
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="When a client goes, print where the time of its graphs went.")
+    ] = False,
     log_format: Annotated[Literal["console", "json"], typer.Option("--log-format", help="How to log.")] = "console",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details.")] = False,
 ) -> None:
@@ -172,6 +177,7 @@ def worker(
         grace=grace,
         versions=versions.pair(protocol, also),
         trace="GGML_RPC_DEBUG" in os.environ,
+        profile=profile,
     )
     with ExitStack() as stack:
         kernels.keep(config.kernels, stack)
@@ -202,6 +208,7 @@ def serve(config: Config) -> None:
             frame_timeout=config.frame_timeout,
             grace=config.grace,
             trace=config.trace,
+            ceilings=[found for each in shared for found in each.device.limits()] if config.profile else None,
             tally=tally,
             versions=config.versions,
         )

@@ -17,8 +17,10 @@ from drover.errors import DeviceError, DroverError, LimitError, VersionError
 from drover.rpc.connection import NEED_DATA, BodyWanted, ServerConnection
 from drover.rpc.messages import COMMAND_OF, Request
 from drover.rpc.versions import CURRENT, Version
+from drover.worker.devices.device import Ceiling
 from drover.worker.limits import FRAME_SECONDS, GENEROUS, GRACE, MAX_CLIENTS, Limits
 from drover.worker.memory import SharedDevice
+from drover.worker.profile import Profile
 from drover.worker.session import Holding, Session
 from drover.worker.store import Store
 from drover.worker.tally import Reason, Tally
@@ -81,13 +83,16 @@ class Server:
         frame_timeout: float = FRAME_SECONDS,
         grace: float = GRACE,
         trace: bool = False,
+        ceilings: Sequence[Ceiling] | None = None,
         tally: Tally | None = None,
         versions: tuple[Version, Version | None] = (CURRENT, None),
     ) -> None:
         """`idle_timeout` is after how many silent seconds a client is dropped; None is never.
 
         `frame_timeout` is the same in the middle of a request or an answer.
-        `trace` asks for a line a command. `grace` is how many seconds what runs may take to end after `stop`.
+        `trace` asks for a line a command. `ceilings`, what devices can do at most, has every client's graphs timed node
+        by node, and a table printed when it goes.
+        `grace` is how many seconds what runs may take to end after `stop`.
         `versions` are those of the protocol that are spoken, the second beside the first.
         """
         self._devices = devices
@@ -98,6 +103,7 @@ class Server:
         self._frame_timeout = frame_timeout
         self._grace = grace
         self._trace = trace
+        self._ceilings = ceilings
         self._tally = tally or Tally()
         self._versions = versions
         self.clients: dict[threading.Thread, _Client] = {}
@@ -157,10 +163,11 @@ class Server:
             self._tally.refuse("clients")
             log.warning("client refused", peer=peer, why=f"{self._max_clients} clients are connected")
             return
-        session = Session(self._devices, self._store, self._tally, self._limits)
+        profile = None if self._ceilings is None else Profile(self._ceilings)
+        session = Session(self._devices, self._store, self._tally, self._limits, profile)
         connection = ServerConnection(*self._versions, self._limits.payload)
         waits = self._idle_timeout, self._frame_timeout
-        client = _Client(link, peer, connection, session, self._tally, *waits, self._trace)
+        client = _Client(link, peer, connection, session, self._tally, *waits, self._trace, profile)
         thread = threading.Thread(target=self._attend, args=(client,), name=f"client {peer}", daemon=True)
         with self._guard:
             self.clients[thread] = client
@@ -227,6 +234,7 @@ class _Client:
         idle_timeout: float | None,
         frame_timeout: float,
         trace: bool,
+        profile: Profile | None,
     ) -> None:
         self._link = link
         self.peer = peer
@@ -235,6 +243,7 @@ class _Client:
         self._idle_timeout = idle_timeout
         self._frame_timeout = frame_timeout
         self._trace = trace
+        self._profile = profile
         self._patience: float | None = None
         self._connection = connection
         self._doing = ""
@@ -265,6 +274,8 @@ class _Client:
         finally:
             self._link.close()
             self._session.close()
+            if self._profile is not None:
+                self._profile.report(self.peer)
 
     def presence(self) -> Presence:
         """What others may know of it; for other threads."""

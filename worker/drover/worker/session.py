@@ -50,9 +50,11 @@ from drover.rpc.messages import (
     SetTensorHash,
     SetTensorHashReply,
 )
+from drover.worker.devices.device import Program
 from drover.worker.graph import Programs, resolve
 from drover.worker.limits import GENEROUS, Limits
 from drover.worker.memory import Memory, Region, SharedDevice, scratch
+from drover.worker.profile import Profile
 from drover.worker.store import Store
 from drover.worker.tally import Tally
 
@@ -79,12 +81,15 @@ class Session:
         store: Store | None = None,
         tally: Tally | None = None,
         limits: Limits = GENEROUS,
+        profile: Profile | None = None,
     ) -> None:
+        """With a `profile` every node is timed, and noted there."""
         self.memory = Memory(devices, limits.memory)
         self._devices = devices
         self._store = None if store is None else store.use()
         self._tally = tally or Tally()
         self._limits = limits
+        self._profile = profile
         self._programs = [Programs(limits.graphs) for _ in devices]
         self._landing: memoryview | None = None
 
@@ -251,7 +256,7 @@ class Session:
             if request.uid:
                 self._programs[request.device].keep(request.uid, program, graph)
             if program is not None:
-                shared.device.run(program)
+                self._run(shared, program)
 
     def graph_recompute(self, request: GraphRecompute) -> None:
         """Run a kept graph again on what its memory holds now."""
@@ -260,7 +265,7 @@ class Session:
         program = programs.find(request.uid)
         if program is not None:
             with shared.lock, self._tally.computing(programs.nodes(request.uid)):
-                shared.device.run(program)
+                self._run(shared, program)
 
     # reductions between workers: declined, the client then adds the parts itself
 
@@ -275,6 +280,12 @@ class Session:
     def comm_free(self, request: CommFree) -> None:
         """Nothing to free."""
         self._device(request.device)
+
+    def _run(self, shared: SharedDevice, program: Program) -> None:
+        if self._profile is None:
+            shared.device.run(program)
+        else:
+            self._profile.add(shared.device.run_timed(program))
 
     def _device(self, index: int) -> SharedDevice:
         if index >= len(self._devices):

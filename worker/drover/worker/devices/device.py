@@ -51,6 +51,23 @@ class Node:
     name: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a node took on a device, together with what was computed along with it."""
+
+    node: Node
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """The most a device does of something: `rate` per second, of bytes or of additions and multiplications."""
+
+    what: str
+    rate: float
+    unit: str
+
+
 Program = Any
 """A compiled graph: opaque to everyone but the device that made it."""
 
@@ -97,6 +114,12 @@ class Device(Protocol):
 
     def run(self, program: Program) -> None:
         """Execute a program to its end; raises DeviceError if an index tensor points out of range."""
+
+    def run_timed(self, program: Program) -> list[Timing]:
+        """Execute like `run`, a little slower, and say how long each node took."""
+
+    def limits(self) -> list[Ceiling]:
+        """What the hardware can do at most, measured now; takes a few seconds."""
 
     def close(self) -> None:
         """Stop threads and give everything back."""

@@ -4,21 +4,27 @@ What has no kernel runs on the reference device, over the same memory, and is lo
 """
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import structlog
 from numba.core import config
 
 from drover.errors import DeviceError
 from drover.worker.devices.cpu import record
+from drover.worker.devices.cpu.ceilings import measure
 from drover.worker.devices.cpu.kernel_cache import compiling
 from drover.worker.devices.cpu.program import CpuProgram, compile_nodes, describe
 from drover.worker.devices.cpu.threads import Threads
-from drover.worker.devices.device import Node
+from drover.worker.devices.device import Ceiling, Node, Timing
 from drover.worker.devices.host import HostMemory
-from drover.worker.devices.reference.device import execute
+from drover.worker.devices.reference.device import execute, timed
+
+_CALIBRATION_SECONDS = 0.05
 
 _log = structlog.get_logger()
 
@@ -51,14 +57,44 @@ class CpuDevice(HostMemory):
         for step in program.steps:
             if isinstance(step, Node):
                 execute(step)
+            else:
+                self._run(program, *step)
+
+    def run_timed(self, program: CpuProgram) -> list[Timing]:
+        """Execute a program; what was fused counts as the first of its nodes."""
+        self._threads.reserve(program.scratch, program.shared)
+        timings = []
+        for step in program.steps:
+            if isinstance(step, Node):
+                timings.append(Timing(step, timed(execute, step)))
                 continue
             first, count = step
-            if bad := self._threads.run(program.start + first * record.RECORD_BYTES, count):
-                self._raise(program, (bad - program.start) // record.RECORD_BYTES)
+            ticks = np.zeros(count + 1, np.int64)
+            self._run(program, first, count, int(ticks.ctypes.data))
+            seconds = np.diff(ticks) * self._seconds_per_tick
+            timings += map(Timing, program.nodes[first : first + count], seconds.tolist())
+        return timings
+
+    def limits(self) -> list[Ceiling]:
+        """Memory read, and what the units for floats and for tiles can do, with our threads."""
+        return measure(self._threads.count)
 
     def close(self) -> None:
         """End the threads."""
         self._threads.close()
+
+    def _run(self, program: CpuProgram, first: int, count: int, ticks: int = 0) -> None:
+        if bad := self._threads.run(program.start + first * record.RECORD_BYTES, count, ticks):
+            self._raise(program, (bad - program.start) // record.RECORD_BYTES)
+
+    @cached_property
+    def _seconds_per_tick(self) -> float:
+        """Of the counter that programs are timed with."""
+        ticks, start = np.zeros(2, np.int64), time.perf_counter()
+        self._threads.run(0, 0, int(ticks.ctypes.data))
+        time.sleep(_CALIBRATION_SECONDS)
+        self._threads.run(0, 0, int(ticks[1:].ctypes.data))
+        return float((time.perf_counter() - start) / (ticks[1] - ticks[0]))
 
     @staticmethod
     def _raise(program: CpuProgram, index: int) -> None:

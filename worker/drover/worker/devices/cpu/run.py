@@ -24,7 +24,7 @@ from drover.worker.devices.cpu.record import (
     RECORD_BYTES,
     SOLO,
 )
-from drover.worker.devices.cpu.simd import I64, atomic_store, emits, i64, jit, store_i64, void
+from drover.worker.devices.cpu.simd import I64, atomic_store, clock, emits, i64, jit, store_i64, void
 from drover.worker.devices.cpu.sync import BAD_RECORD, barrier
 from drover.worker.devices.cpu.vector import word
 
@@ -52,8 +52,13 @@ _ARGUMENTS = 6
 
 
 @jit
-def run(thread: int, threads: int, program: int, records: int, sync: int, scratch: int, shared: int) -> None:
-    """Execute `records` records at `program` as thread number `thread`; all threads leave together."""
+def run(
+    thread: int, threads: int, program: int, records: int, sync: int, scratch: int, shared: int, ticks: int
+) -> None:
+    """Execute `records` records at `program` as thread number `thread`; all threads leave together.
+
+    At `ticks`, unless it is 0, thread 0 writes what the processor's clock says: at the start, and after each record.
+    """
     if thread == 0:
         atomic_store(sync + BAD_RECORD, 0)
         for i in range(records):
@@ -62,6 +67,8 @@ def run(thread: int, threads: int, program: int, records: int, sync: int, scratc
             store_i64(at + 8 * COUNTER2, 0)
             store_i64(at + 8 * ERROR, 0)
     barrier(sync, threads)
+    if thread == 0 and ticks != 0:
+        store_i64(ticks, clock())
     for i in range(records):
         at = program + i * RECORD_BYTES
         flags = word(at, FLAGS)
@@ -70,6 +77,8 @@ def run(thread: int, threads: int, program: int, records: int, sync: int, scratc
             _call(word(at, KERNEL), at, thread, 1 if alone else threads, scratch, shared, sync)
         if flags & NO_BARRIER == 0:
             barrier(sync, threads)
+        if thread == 0 and ticks != 0:
+            store_i64(ticks + 8 * (i + 1), clock())
 
 
 @emits(void, *[i64] * (1 + _ARGUMENTS))

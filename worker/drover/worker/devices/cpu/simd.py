@@ -731,6 +731,12 @@ def atomic_add(b: Any, a: Any, x: Any) -> Any:
     return b.atomic_rmw("add", pointer(b, a, I64), x, "seq_cst")
 
 
+@emits(i64)
+def clock(b: Any) -> Any:
+    """The processor's counter of cycles at a constant rate."""
+    return call(b, "llvm.readcyclecounter", I64)
+
+
 @emits(i64, i64)
 def atomic_load(b: Any, a: Any) -> Any:
     """Read an aligned integer that other threads write."""

@@ -28,10 +28,10 @@ class Threads:
         self._scratch = [aligned(_ALIGNMENT) for _ in range(count)]
         self._shared = aligned(_ALIGNMENT)
         self._addresses = self._locate()
-        self._job: tuple[int, int] | None = None
+        self._job: tuple[int, int, int] | None = None
         for opcode in KERNELS:
             compile_kernel(opcode)
-        run(0, 1, 0, 0, *self._addresses[0])
+        run(0, 1, 0, 0, *self._addresses[0], 0)
         self._go = [threading.Lock() for _ in range(count - 1)]
         self._helpers = [threading.Thread(target=self._help, args=(i + 1,), daemon=True) for i in range(count - 1)]
         for lock, helper in zip(self._go, self._helpers, strict=True):
@@ -51,12 +51,15 @@ class Threads:
             raise DeviceError(f"no memory to compute with: {self.count} x {scratch} + {shared} bytes needed") from error
         self._addresses = self._locate()
 
-    def run(self, address: int, records: int) -> int:
-        """Execute records at an address; the address of a record that met a bad index, or 0."""
-        self._job = (address, records)
+    def run(self, address: int, records: int, ticks: int = 0) -> int:
+        """Execute records at an address; the address of a record that met a bad index, or 0.
+
+        `ticks`, if any, is where one number more than there are records is written: `run.run` says which.
+        """
+        self._job = (address, records, ticks)
         for lock in self._go:
             lock.release()
-        self._call(0, address, records)
+        self._call(0, *self._job)
         return int(self._sync[BAD_RECORD // 8])
 
     def close(self) -> None:
@@ -76,8 +79,8 @@ class Threads:
                 return
             self._call(thread, *self._job)
 
-    def _call(self, thread: int, address: int, records: int) -> None:
-        run(thread, self.count, address, records, *self._addresses[thread])
+    def _call(self, thread: int, address: int, records: int, ticks: int) -> None:
+        run(thread, self.count, address, records, *self._addresses[thread], ticks)
 
     def _locate(self) -> list[tuple[int, int, int]]:
         """Addresses for each thread: synchronisation block, scratch, shared memory."""

@@ -3,6 +3,7 @@
 Other devices call `execute` for single nodes they have no kernel for; it works on any host memory.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from drover.errors import DeviceError
 from drover.ggml.ops import METADATA_OPS, Op
-from drover.worker.devices.device import Node
+from drover.worker.devices.device import Ceiling, Node, Timing
 from drover.worker.devices.host import HostMemory
 from drover.worker.devices.reference import arithmetic, attention, images, movement, products, recurrent, training
 from drover.worker.devices.reference.arrays import Result, Work, store
@@ -52,8 +53,23 @@ class ReferenceDevice(HostMemory):
         for node in program.nodes:
             execute(node)
 
+    def run_timed(self, program: ReferenceProgram) -> list[Timing]:
+        """Execute the nodes in order, each timed."""
+        return [Timing(node, timed(execute, node)) for node in program.nodes]
+
+    def limits(self) -> list[Ceiling]:
+        """None: numpy is far below whatever they are."""
+        return []
+
     def close(self) -> None:
         """Nothing to stop."""
+
+
+def timed(function: Callable[..., object], *arguments: object) -> float:
+    """Seconds that a call takes."""
+    start = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - start
 
 
 def execute(node: Node) -> None:
