@@ -1,6 +1,6 @@
 """llama.cpp's own tests of operations and architectures, through one worker; prints what passed, row by row.
 
-usage: python tests/conformance.py [--stock] [ops|archs] [--ops NAMES] [--archs REGEX] [--threads N]
+usage: python tests/conformance.py [--stock] [ops|archs] [--ops NAMES] [--archs REGEX] [--threads N] [--cpu-level LEVEL]
 The exit status is 0 if nothing failed. A run of everything adds its counts to docs/conformance.md. Not part of the
 default test run: it takes half an hour; tests/end_to_end/test_conformance.py is a sample of it.
 """
@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def start(log: Path, port: int) -> Running:
         if options.stock:
             return peer.start_worker(log, port, options.threads)
-        return drover.start_worker(log, port, "--threads", str(options.threads))
+        level = ("--cpu-level", options.cpu_level) if options.cpu_level else ()
+        return drover.start_worker(log, port, "--threads", str(options.threads), *level)
 
     operations: list[Outcome] = []
     architectures: list[Outcome] = []
@@ -55,9 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"operations: {_passed(operations)} of {_cases(operations)} cases passed in {seconds:.0f} s")
     print(f"architectures: {_passed(architectures)} of {_cases(architectures)} models passed")
     if not (options.suite or options.ops or options.archs != _options([]).archs):
-        worker = f"stock {peer.version}" if options.stock else f"drover, {peer.version}"
+        worker = "stock" if options.stock else f"Drover {options.cpu_level}".strip()
         counts = _passed(operations), _cases(operations), seconds, _passed(architectures), _cases(architectures)
-        _keep(ROW.format(datetime.now(UTC), worker, options.threads, *counts))
+        _keep(ROW.format(datetime.now(UTC), f"{worker}, ggml {peer.version}", options.threads, *counts))
     return 0 if all(outcome.ok for outcome in (*operations, *architectures)) else 1
 
 
@@ -91,6 +92,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ops", default="", help="names as test-backend-ops spells them; all unless told")
     parser.add_argument("--archs", default=".*", help="regular expression of architecture names")
     parser.add_argument("--threads", type=int, default=2, help="threads of the worker")
+    parser.add_argument("--cpu-level", default="", help="instructions that our worker may use")
     return parser.parse_args(arguments)
 
 

@@ -7,8 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from llvmlite import binding
 
+from drover.errors import DroverError
 from drover.worker import kernels
+from drover.worker.devices.cpu.instructions import Level, settings
 from drover.worker.devices.cpu.kernel_cache import cache_directory
 
 
@@ -33,6 +36,34 @@ def test_kernels_of_an_image_are_taken_over_into_an_empty_volume(
         kernels.keep(tmp_path / "volume", stack)
     assert (volume / "a.nbi").read_text() == "own by now"
     assert [path.name for path in volume.parent.iterdir()] == [volume.name]
+
+
+def test_each_level_of_instructions_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = set()
+    for level in (None, Level.GENERIC):
+        for name in ("NUMBA_CACHE_DIR", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):
+            monkeypatch.setenv(name, "")
+        with ExitStack() as stack:
+            kernels.keep(tmp_path, stack, level)
+            folders.add(os.environ["NUMBA_CACHE_DIR"])
+    assert len(folders) == 2
+    assert os.environ["NUMBA_CPU_NAME"] == "generic"
+
+
+def test_a_level_has_what_the_processor_has_but_not_what_is_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = dict.fromkeys("avx2 fma f16c avxvnni avx512f avx512bw avx512vl avx512dq amx-tile amx-int8".split(), True)
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: {**features, "avx10.1-256": False, "evex512": True})
+    assert settings(Level.AVX2)["NUMBA_CPU_FEATURES"] == "+avx2,+avxvnni,+f16c,+fma"
+    wide = settings(Level.AVX512)["NUMBA_CPU_FEATURES"].split(",")
+    assert "+avx512bw" in wide
+    assert not [name for name in wide if "amx" in name or "avx10" in name]
+    assert "+amx-int8" in settings(Level.AMX)["NUMBA_CPU_FEATURES"]
+
+
+def test_a_level_above_the_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: {"avx2": True, "fma": True, "f16c": True})
+    with pytest.raises(DroverError, match=r"lacks avx512f, .*, which avx512 needs; leave --cpu-level out"):
+        settings(Level.AVX512)
 
 
 def test_nothing_is_started_where_nothing_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

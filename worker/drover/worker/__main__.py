@@ -27,6 +27,7 @@ from drover.worker.limits import FRAME_SECONDS, GENEROUS, GRACE, MAX_CLIENTS, MA
 
 if TYPE_CHECKING:
     from drover.rpc.versions import Version
+    from drover.worker.devices.cpu.instructions import Level
     from drover.worker.devices.offer import Offer
     from drover.worker.memory import SharedDevice
     from drover.worker.status import Status
@@ -55,6 +56,8 @@ class Config:
     """Most bytes to keep there; None is a share of the free room."""
     kernels: Path
     """Where compiled kernels are kept, below a folder for each version of them."""
+    level: "Level | None"
+    """Of instructions that kernels may use; None is whatever the processor has."""
     max_clients: int
     limits: Limits
     idle_timeout: float | None
@@ -80,6 +83,9 @@ def worker(
     cpu: Annotated[bool, typer.Option("--cpu", help="The CPU too, behind the other devices.")] = False,
     threads: Annotated[
         int | None, typer.Option("--threads", "-t", min=1, help="Threads; by default all cores we may use.")
+    ] = None,
+    cpu_level: Annotated[
+        str | None, typer.Option("--cpu-level", help="Instructions to compile for: generic, avx2, avx512 or amx.")
     ] = None,
     cache: Annotated[bool, typer.Option("--cache", "-c", help="Keep weights on disk, where llama.cpp does.")] = False,
     cache_dir: Annotated[
@@ -163,6 +169,7 @@ def worker(
         weights=weights_folder(cache_dir) if cache or cache_dir else None,
         weights_limit=_size(cache_size or cache_limit, "--cache-size"),
         kernels=cache_dir or home / "drover",
+        level=_level(cpu_level),
         max_clients=max_clients,
         limits=Limits(
             memory=_size(max_client_memory, "--max-client-memory"),
@@ -180,7 +187,7 @@ def worker(
         profile=profile,
     )
     with ExitStack() as stack:
-        kernels.keep(config.kernels, stack)
+        kernels.keep(config.kernels, stack, config.level)
         serve(config)
 
 
@@ -296,6 +303,14 @@ def _offers(memory: str | None, mem: int | None) -> "tuple[Offer, ...]":
     if mem is not None:
         return (Offer(mem << 20),)
     return (Offer(),) if memory is None else tuple(parse_offer(word) for word in memory.split(","))
+
+
+def _level(text: str | None) -> "Level | None":
+    from drover.worker.devices.cpu.instructions import Level
+
+    if text is None or text in tuple(Level):
+        return None if text is None else Level(text)
+    raise DroverError(f"--cpu-level {text}: there are {', '.join(Level)}")
 
 
 def _size(text: str | None, option: str) -> int | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from drover.worker.devices.cpu.instructions import Level, settings
 from drover.worker.devices.cpu.kernel_cache import cache_directory
 
 SHIPPED = Path(sys.prefix, "share", "drover")
@@ -28,11 +29,16 @@ _PR_SET_PDEATHSIG = 1
 log = structlog.get_logger()
 
 
-def keep(root: Path, stack: ExitStack) -> None:
-    """Tell numba where to keep compiled kernels, unless the user has; a folder we cannot use costs a warning."""
+def keep(root: Path, stack: ExitStack, level: Level | None = None) -> None:
+    """Tell numba what to compile for and where to keep it, unless the user has told it where.
+
+    A folder we cannot use costs a warning. Raises DroverError if the processor is below the level asked for.
+    """
+    if level is not None:
+        os.environ.update(settings(level))
     if os.environ.get("NUMBA_CACHE_DIR"):
         return
-    folder = cache_directory(root)
+    folder = cache_directory(root, level or "")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _copy_shipped(folder)

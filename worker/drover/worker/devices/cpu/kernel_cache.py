@@ -16,12 +16,12 @@ _COMPLETE = "complete"
 _SOURCES = Path(__file__).parent
 
 
-def cache_directory(root: Path) -> Path:
-    """The folder under `root` for the kernels of this very source, numba and Python."""
+def cache_directory(root: Path, level: str = "") -> Path:
+    """The folder under `root` for the kernels of this very source, numba, Python and level of instructions."""
     digest = hashlib.sha256()
     for package in ("numba", "llvmlite", "numpy"):
         digest.update(f"{package} {version(package)}\n".encode())
-    digest.update(f"{sys.version}\n".encode())
+    digest.update(f"{sys.version}\n{level}\n".encode())
     for path in sorted(_SOURCES.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return root / "kernels" / digest.hexdigest()[:16]
