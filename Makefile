@@ -10,9 +10,10 @@ NODE   := PYTHONPATH=tests $(BIN)/python -m cluster.node
 IMAGES := PYTHONPATH=tests $(BIN)/python -m cluster.images
 CHART  := PYTHONPATH=tests $(BIN)/python -m support.chart
 BASE   ?=
+GROUPS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test e2e images manifests conformance interop-old bench bench-operator size lock clean
+.PHONY: help install demo check test e2e images manifests conformance interop-old bench-cpu bench-operator size lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,9 +60,9 @@ interop-old: $(STAMP) ## llama.cpp clients of older protocols on a worker; they 
 	$(PEER) install
 	PYTHONPATH=tests $(BIN)/python tests/interop_old.py
 
-bench: $(STAMP) ## Speed side by side with the stock worker
+bench-cpu: $(STAMP) ## Speed beside the stock worker and llama.cpp alone; GROUPS=main takes 20 minutes, all of them hours
 	$(PEER) install
-	PYTHONPATH=tests $(BIN)/python tests/bench_stock.py
+	PYTHONPATH=tests $(BIN)/python tests/bench_cpu.py $(GROUPS)
 
 bench-operator: $(STAMP) ## The operator and 1,000 InferenceClusters on an API server alone (root, Debian, Go, network)
 	PYTHONPATH=tests $(BIN)/python tests/bench_operator.py

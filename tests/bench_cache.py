@@ -24,11 +24,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from bench_stock import model_file
 from drover.coordinator.model_file import ModelFile
 from drover.hashing import fnv1a
 from drover.worker.devices.cpu.kernel_cache import cache_directory
 from support import drover
+from support.models import model_file
 from support.peer import Peer
 from support.processes import free_port
 

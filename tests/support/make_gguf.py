@@ -30,7 +30,10 @@ class Shape:
     heads: int = 32
     kv: int = 4
     vocab: int = 32000
-    ctx: int = 4096
+    ctx: int = 32768
+    experts: int = 0
+    """If there are any, a qwen3moe model: `ff` is the width of each, `used` are chosen for a token."""
+    used: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -41,7 +44,7 @@ class Shape:
 def write(path: Path, shape: Shape, std: float = 0.02, seed: int = 7) -> None:
     """Write the model; the same arguments give the same bytes."""
     rng = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf.GGUFWriter(str(path), "qwen3moe" if shape.experts else "llama")
     _add_hyper_parameters(writer, shape)
     _add_vocabulary(writer, shape.vocab, rng)
     _add_weights(writer, shape, std, rng)
@@ -65,6 +68,10 @@ def _add_hyper_parameters(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.vocab)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.used)
+        writer.add_expert_feed_forward_length(shape.ff)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
 
 
@@ -106,12 +113,12 @@ def _byte_symbols() -> list[str]:
 
 
 def _add_weights(writer: gguf.GGUFWriter, shape: Shape, std: float, rng: np.random.Generator) -> None:
-    def matrix(name: str, rows: int, columns: int) -> None:
-        values = rng.standard_normal((rows, columns), dtype=np.float32) * std
+    def matrix(name: str, *size: int) -> None:
+        values = rng.standard_normal(size, dtype=np.float32) * std
         writer.add_tensor(f"{name}.weight", values.astype(np.float16))
 
-    def norm(name: str) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(shape.embd, np.float32))
+    def norm(name: str, width: int = shape.embd) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
 
     kv_width = shape.kv * shape.head_dim
     matrix("token_embd", shape.vocab, shape.embd)
@@ -125,6 +132,14 @@ def _add_weights(writer: gguf.GGUFWriter, shape: Shape, std: float, rng: np.rand
         matrix(f"{block}attn_k", kv_width, shape.embd)
         matrix(f"{block}attn_v", kv_width, shape.embd)
         matrix(f"{block}attn_output", shape.embd, shape.embd)
+        if shape.experts:
+            norm(f"{block}attn_q_norm", shape.head_dim)
+            norm(f"{block}attn_k_norm", shape.head_dim)
+            matrix(f"{block}ffn_gate_inp", shape.experts, shape.embd)
+            matrix(f"{block}ffn_gate_exps", shape.experts, shape.ff, shape.embd)
+            matrix(f"{block}ffn_up_exps", shape.experts, shape.ff, shape.embd)
+            matrix(f"{block}ffn_down_exps", shape.experts, shape.embd, shape.ff)
+            continue
         matrix(f"{block}ffn_gate", shape.ff, shape.embd)
         matrix(f"{block}ffn_up", shape.ff, shape.embd)
         matrix(f"{block}ffn_down", shape.embd, shape.ff)

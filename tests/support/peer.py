@@ -46,6 +46,8 @@ class Peer:
     root: Path
     version: str
     protocol: str
+    variant: str = ""
+    """The only variant of the processor backend that is there, as `haswell`; by default it takes the best of all."""
 
     @classmethod
     def find(cls, root: Path | None = None) -> "Peer":
@@ -77,7 +79,8 @@ class Peer:
         """The command line, on the host, that runs a tool inside; Path arguments are translated."""
         inside = [self.inside(part) if isinstance(part, Path) else part for part in args]
         # Unbuffered, so that a tool that aborts has said all it had to say.
-        return _enter(self.root, "stdbuf", "-o0", _tool_path(self.root, tool), *inside)
+        chosen = ("env", f"GGML_CPU_VARIANT={self.variant}") if self.variant else ()
+        return [*chosen, *_enter(self.root, "stdbuf", "-o0", _tool_path(self.root, tool), *inside)]
 
     def inside(self, path: Path) -> str:
         """The name that a file of the host has inside."""
