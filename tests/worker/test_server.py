@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,6 +138,23 @@ def test_half_a_body_costs_only_its_sender(worker: Worker) -> None:
         stuck.close()
         assert worker.wait_logged(1)[0]["command"] == "SET_TENSOR"
         worker.wait(lambda: worker.device.memory()[0] == LIMIT)
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_announced_graphs_take_memory_as_they_arrive(worker: Worker) -> None:
+    announced = struct.pack("<BQIQI", 10, 16 + m.MAX_GRAPH_BYTES, 0, 0, 1)
+    with ExitStack() as stack:
+        before = resident()
+        for _ in range(8):
+            stack.enter_context(Client(worker.port)).raw(announced)
+        worker.wait(lambda: sum(row.received > 24 + 9 for row in worker.server.present()) == 8)
+        other = stack.enter_context(Client(worker.port))
+        assert works(other)
+        assert resident() - before < m.MAX_GRAPH_BYTES
 
 
 STRANGE = {
