@@ -50,18 +50,25 @@ def _run(target: Target, drive: Drive, begin: int, count: int) -> None:
     warm = min(WARM_SESSIONS, count // 2)
     drive.run(range(begin, begin + warm))
     before, started = target.rest(), time.monotonic()
+    theirs, ours = target.processor_seconds(), time.process_time()
     for first in range(begin + warm, begin + count, PORTION):
         last = min(begin + count, first + PORTION)
         drive.run(range(first, last))
         seconds = time.monotonic() - started
         rate = (last - begin - warm) * FRAMES / seconds
         print(f"{(last - begin) * FRAMES} frames, {rate:.0f}/s", file=sys.stderr, flush=True)
+    theirs, ours = target.processor_seconds() - theirs, time.process_time() - ours
     after = target.rest()
     require_same(before, after)
     refused = {reason: number for reason, number in target.refused().items() if number}
     print(f"{count * FRAMES} frames sent, {target.served()} served (the honest client's too), refused: {refused}")
     memory = f"resident {before.resident >> 20} MiB, then {after.resident >> 20} MiB"
+    print(f"processor time a frame: {_micro(theirs, count - warm)} the worker's, {_micro(ours, count - warm)} ours")
     print(f"{memory}; {after.files} files, {after.threads} threads")
+
+
+def _micro(seconds: float, sessions: int) -> str:
+    return f"{seconds / (sessions * FRAMES) * 1e6:.0f} µs"
 
 
 def require_same(before: Footprint, after: Footprint) -> None:

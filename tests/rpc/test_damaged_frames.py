@@ -35,7 +35,7 @@ RECORD_MARKS = ((8, 4), (52, 4), (228, 64))
 
 @cache
 def sessions(name: str) -> Sessions:
-    return Sessions(5, VERSIONS[name])
+    return Sessions(20_000, VERSIONS[name])
 
 
 def told(name: str, stream: bytes, piece: Piece) -> tuple[list[bytes], str]:

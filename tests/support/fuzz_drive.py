@@ -49,7 +49,7 @@ class Drive:
         honest = neighbour(self._target.port, self._versions[0])
         try:
             for number in numbers:
-                while len(self._flights) >= AT_ONCE:
+                while sum(flight.session.ending != "stalls" for flight in self._flights) >= AT_ONCE:
                     self._turn()
                 self._start(self._sessions.session(number))
                 if self._done % NEIGHBOUR_EVERY == 0:

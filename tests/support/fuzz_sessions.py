@@ -6,6 +6,7 @@ they are answered, for a worker counts them from one, so that a session can be s
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 from typing import Literal
 
@@ -53,10 +54,7 @@ class Sessions:
     def __init__(self, seed: int, version: Version, also: Version | None = None) -> None:
         self._seed = seed
         self._versions = (version, version, also) if also is not None else (version,)
-        rng = Random(f"{seed} patterns")
-        self.patterns = patterns(rng)
-        """What graphs are made of."""
-        self._pools = _pools(rng)
+        self.patterns, self._pools = material(seed)
 
     def session(self, number: int) -> Session:
         """The session of this number."""
@@ -91,6 +89,13 @@ class Sessions:
         while len(script.frames) < FRAMES:
             script.go_on()
         return script.frames[:FRAMES], script.right, list(range(1, script.handed_out + 1))
+
+
+@cache
+def material(seed: int) -> tuple[Sequence[Pattern], Sequence[memoryview]]:
+    """What the graphs and the contents of a seed are made of."""
+    rng = Random(f"{seed} patterns")
+    return patterns(rng), _pools(rng)
 
 
 class _Script:
