@@ -11,9 +11,15 @@ IMAGES := PYTHONPATH=tests $(BIN)/python -m cluster.images
 CHART  := PYTHONPATH=tests $(BIN)/python -m support.chart
 BASE   ?=
 GROUPS ?=
+N      ?= 100000
+SEED   ?= 1
+FIRST  ?= 0
+PROTOCOL ?= 8.0
+ALSO   ?= 3.6
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test e2e images manifests conformance interop-old bench-cpu bench-operator size lock clean
+.PHONY: help install demo check test e2e images manifests conformance interop-old fuzz bench-cpu bench-operator size \
+	lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +65,9 @@ conformance: $(STAMP) ## llama.cpp's own tests of operations and architectures, 
 interop-old: $(STAMP) ## llama.cpp clients of older protocols on a worker; they are built first, which takes very long
 	$(PEER) install
 	PYTHONPATH=tests $(BIN)/python tests/interop_old.py
+
+fuzz: $(STAMP) ## N frames, right and wrong ones, at a worker; SEED, FIRST, PROTOCOL, ALSO: see tests/fuzz.py
+	PYTHONPATH=tests $(BIN)/python tests/fuzz.py --n $(N) --seed $(SEED) --first $(FIRST) --protocol $(PROTOCOL) --also "$(ALSO)"
 
 bench-cpu: $(STAMP) ## Speed beside the stock worker and llama.cpp alone; GROUPS=main takes 20 minutes, all of them hours
 	$(PEER) install

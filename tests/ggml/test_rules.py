@@ -181,6 +181,7 @@ BAD = {
     "pad-around-nothing": (node(Op.PAD, f(4), f(0), p0=4, p8=1), "wrap"),
     "reflect-too-far": (node(Op.PAD_REFLECT_1D, f(8), f(4), p0=4), "beyond"),
     "upscale-nothing": (node(Op.UPSCALE, f(4, 4), f(0, 4), p0=0), "nothing"),
+    "timestep-period": (node(Op.TIMESTEP_EMBEDDING, f(4, 3), f(3), p0=4, p1=0), "a period of 0"),
     "pool-stride": (node(Op.POOL_1D, f(4), f(8), p1=2, p2=0), "window"),
     "conv-stride": (node(Op.CONV_2D, f(4, 4, 2), f(3, 3, 1, 2), f(6, 6), p4=1, p5=1), "stride"),
     "im2col-result": (node(Op.IM2COL, f(9, 5, 4), f(3, 3, 1, 2), f(6, 6), p0=1, p1=1, p4=1, p5=1, p6=1), "result"),

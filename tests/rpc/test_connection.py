@@ -90,6 +90,19 @@ def test_a_body_lands_where_the_receiver_says() -> None:
     assert server.next_event() is NEED_DATA
 
 
+def test_a_graph_lands_where_the_receiver_says() -> None:
+    body = struct.pack("<QI", 7, 0)
+    server = greeted()
+    wanted = give(server, struct.pack("<BQ", 10, 16 + len(body)) + struct.pack("<IQI", 1, 9, 1))
+    assert isinstance(wanted, BodyWanted)
+    assert isinstance(wanted.request, m.GraphCompute)
+    assert (wanted.size, wanted.request.device, wanted.request.uid) == (len(body), 1, 9)
+    server.land(memoryview(bytearray(len(body))))
+    done = give(server, body)
+    assert isinstance(done, m.GraphCompute)
+    assert (done.uid, bytes(done.nodes), bytes(done.tensors)) == (9, struct.pack("<Q", 7), b"")
+
+
 def test_replies_must_answer_the_request() -> None:
     server = greeted()
     with pytest.raises(LocalProtocolError, match="nothing was asked"):

@@ -155,7 +155,7 @@ HOSTILE = {
     "op 2^32-1": (change(2, OP, 2**32 - 1), "does not have its operation"),
     "custom op": (change(2, OP, int(Op.CUSTOM)), "'sum' CUSTOM .*pointer of the client"),
     "map op": (change(2, OP, int(Op.MAP_CUSTOM1)), "pointer of the client"),
-    "training op": (change(2, OP, int(Op.OPT_STEP_SGD)), "OPT_STEP_SGD: unsupported"),
+    "training op": (change(2, OP, int(Op.POOL_2D_BACK)), "POOL_2D_BACK: unsupported"),
     "type 4": (change(2, TYPE, 4), "type 4 .*does not have its type"),
     "type of an operand": (change(1, TYPE, 2**32 - 1), "'sum' ADD .* operand 't2' NONE type 4294967295 .*its type"),
     "node 0": (nodes(0), "names tensor 0x0"),

@@ -156,7 +156,10 @@ def test_rows(memory: Memory) -> None:
     reach.write_rows(memoryview(b"aaaabbbbcccc"), 4, 10)
     assert bytes(memory.region(1, BASE, 64).read())[:30] == b"\0\0\0aaaa\0\0\0\0\0\0bbbb\0\0\0\0\0\0cccc\0\0\0"
     assert bytes(reach.read_rows(3, 4, 10)) == b"aaaabbbbcccc"
-    assert bytes(reach.read_rows(1, 24, 0)) == bytes(reach.read())
+    for stride in (0, 1 << 63, (1 << 64) - 1):
+        assert bytes(reach.read_rows(1, 24, stride)) == bytes(reach.read())
+    reach.write_rows(memoryview(bytes(24)), 24, (1 << 64) - 1)
+    assert bytes(reach.read()) == bytes(24)
 
 
 @pytest.mark.parametrize("kinds", [(ReferenceDevice, Unreachable), (Unreachable, ReferenceDevice)])

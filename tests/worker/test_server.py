@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,6 +140,23 @@ def test_half_a_body_costs_only_its_sender(worker: Worker) -> None:
         worker.wait(lambda: worker.device.memory()[0] == LIMIT)
 
 
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_announced_graphs_take_memory_as_they_arrive(worker: Worker) -> None:
+    announced = struct.pack("<BQIQI", 10, 16 + m.MAX_GRAPH_BYTES, 0, 0, 1)
+    with ExitStack() as stack:
+        before = resident()
+        for _ in range(8):
+            stack.enter_context(Client(worker.port)).raw(announced)
+        worker.wait(lambda: sum(row.received > 24 + 9 for row in worker.server.present()) == 8)
+        other = stack.enter_context(Client(worker.port))
+        assert works(other)
+        assert resident() - before < m.MAX_GRAPH_BYTES
+
+
 STRANGE = {
     "no hello": (b"\x0f" + bytes(8), "DEVICE_COUNT before HELLO"),
     "hello of 25 bytes": (b"\x0e" + struct.pack("<Q", 25) + bytes(25), "HELLO of 25 bytes"),
@@ -192,10 +210,10 @@ def test_malformed_requests_cost_their_connection_and_one_line(worker: Worker, n
             if data.startswith(HELLO):
                 client.socket.recv(36, socket.MSG_WAITALL)
             assert client.dropped()
+            assert works(other)
         (entry,) = worker.wait_logged(1)
         assert entry["event"] == "client dropped"
         assert why in entry["why"]
-        assert works(other)
 
 
 def ids(bench: Bench, *numbers: int) -> m.GraphCompute:

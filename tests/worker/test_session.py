@@ -223,6 +223,8 @@ def test_a_body_is_given_no_place_before_its_head_is_checked(session: Session, b
         session.landing(m.SetTensor(tensor, 0, 0), 1 << 45)
     with pytest.raises(RemoteProtocolError):
         session.landing(m.SetTensor2D(tensor, 0, 1 << 22, 1 << 22, 1 << 22), 1 << 44)
+    with pytest.raises(RemoteProtocolError, match="device 7"):
+        session.landing(m.GraphCompute(7, 0, memoryview(b""), memoryview(b"")), 1 << 27)
 
 
 def test_init_tensor_does_nothing(session: Session, bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import tracemalloc
 from typing import Any
 
 import gguf
@@ -40,6 +41,7 @@ from drover.ggml.types import (
     TensorType,
 )
 from drover.worker.devices.device import Device
+from drover.worker.devices.reference import arrays, attention
 from drover.worker.devices.reference.arrays import decode, encode, to_bf16
 from drover.worker.devices.reference.device import OPERATIONS, ReferenceDevice, execute
 from drover.worker.devices.reference.packing import QUANTIZE
@@ -129,6 +131,71 @@ def test_a_type_nobody_can_write_is_named() -> None:
 
 def test_empty_results_are_skipped() -> None:
     assert compute(Op.ADD, tensor(F32, 4, 0), tensor(F32, 4, 0), tensor(F32, 4, 1)).size == 0
+
+
+FAR, WIDE = 1 << 29, (1 << 31) - 1
+LINE, SPOT = given(np.arange(1.0, 6)), given([[[[2.0]]]])
+HUGE: dict[str, tuple[Op, tuple[Spec, ...], dict[int, int], float]] = {
+    "maximum": (Op.POOL_1D, (tensor(F32, 1), LINE), {0: 0, 1: 2 * FAR, 2: WIDE, 3: FAR}, 5),
+    "average": (Op.POOL_1D, (tensor(F32, 1), LINE), {0: 1, 1: 2 * FAR, 2: WIDE, 3: FAR}, 3),
+    "plane": (
+        Op.POOL_2D,
+        (tensor(F32, 1), LINE),
+        {0: 0, 1: 2 * FAR, 2: 2 * FAR, 3: WIDE, 4: WIDE, 5: FAR, 6: FAR},
+        5,
+    ),
+    "far off": (Op.CONV_2D, (tensor(F32, 1), SPOT, given([[[[3.0]]]])), {0: WIDE, 1: WIDE, 2: FAR, 4: 1, 5: 1}, 0),
+    "columns": (Op.IM2COL, (tensor(F32, 1), SPOT, given([3.0])), {0: WIDE, 2: FAR, 4: 1}, 0),
+    "folded": (Op.COL2IM_1D, (tensor(F32, 1), given([[1.0], [2.0]])), {0: 2 * FAR, 1: 1, 2: FAR}, 0),
+}
+"""Parameters that are allowed, reach far beyond the operands, and change nothing there."""
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_no_parameter_takes_memory(name: str) -> None:
+    op, (dst, *src), ints, value = HUGE[name]
+    made = case("far", op, dst, *src, ints=ints)
+    placed = place(device := ReferenceDevice(MEMORY), made)
+    tracemalloc.start()
+    device.run(device.compile([placed.node]))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert result(device, placed.node.dst).values.ravel().tolist() == [value]
+    assert peak < 1 << 20
+
+
+def test_large_planes_are_resized_in_little_memory() -> None:
+    for mode in (1, 2, 513):
+        made = case("far", Op.UPSCALE, tensor(F32, 50_000), tensor(F32, 40_000), ints={0: mode})
+        placed = place(device := ReferenceDevice(MEMORY), made)
+        tracemalloc.start()
+        device.run(device.compile([placed.node]))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 32 << 20
+
+
+def test_attention_takes_memory_for_tokens_and_for_cells_and_not_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (tensor(F32, 8, n, 2, values=lambda rng, size: random(*size)) for n in (9, 7, 7))
+    mask = tensor(F16, 7, 9, values=lambda rng, size: random(*size))
+    whole = compute(Op.FLASH_ATTN_EXT, tensor(F32, 8, 2, 9), q, k, v, mask, floats={0: 0.5})
+    monkeypatch.setattr(attention, "LOGITS", 30)
+    parts = compute(Op.FLASH_ATTN_EXT, tensor(F32, 8, 2, 9), q, k, v, mask, floats={0: 0.5})
+    np.testing.assert_allclose(parts, whole, rtol=1e-6)
+
+
+def test_attention_to_nothing_is_nothing() -> None:
+    q, none = tensor(F32, 8, 3, 2), tensor(F32, 8, 0, 2)
+    assert not compute(Op.FLASH_ATTN_EXT, tensor(F32, 8, 2, 3), q, none, none, floats={0: 0.5}).any()
+
+
+def test_what_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "available_memory", lambda: 1 << 29)
+    wide = tensor(F32, 1 << 25, nb=(0, 0, 0, 0))
+    with pytest.raises(
+        DeviceError, match=f"no memory to compute with: {24 * ((1 << 25) + 1)} bytes needed, {1 << 29} are"
+    ):
+        compute(Op.SUM, tensor(F32, 1), wide)
 
 
 # --- types ----------------------------------------------------------------------------------------------------------

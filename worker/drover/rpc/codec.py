@@ -96,13 +96,19 @@ def decode_request(command: Command, head: bytes | memoryview, body_size: int, v
     return request
 
 
-def decode_graph(head: bytes | memoryview, body: memoryview, version: Version = CURRENT) -> GraphCompute:
-    """A graph from its fixed part and what follows; bytes behind the table are ignored."""
+def decode_graph_head(head: bytes | memoryview, body_size: int, version: Version = CURRENT) -> GraphCompute:
+    """A graph of which only the fixed part is here: what it is for, and no nodes yet."""
     command = version.commands[COMMAND_OF[GraphCompute].id]
-    fields: dict[str, Any] = {name: value(len(body)) for name, value in command.absent}
+    fields: dict[str, Any] = {name: value(body_size) for name, value in command.absent}
     layout = _request_layout(command)
     fields |= zip(layout.names, layout.struct.unpack_from(head), strict=True)
-    (n_nodes,) = _WORD.unpack_from(head, layout.struct.size)
+    return GraphCompute(**fields, nodes=memoryview(b""), tensors=memoryview(b""))
+
+
+def decode_graph(head: bytes | memoryview, body: memoryview, version: Version = CURRENT) -> GraphCompute:
+    """A graph from its fixed part and what follows; bytes behind the table are ignored."""
+    graph = decode_graph_head(head, len(body), version)
+    (n_nodes,) = _WORD.unpack_from(head, len(head) - _WORD.size)
     table = n_nodes * _NODE_ID_BYTES + _WORD.size
     if len(body) < table:
         raise RemoteProtocolError(f"a graph of {n_nodes} nodes does not fit into its {len(body)} bytes")
@@ -112,7 +118,7 @@ def decode_graph(head: bytes | memoryview, body: memoryview, version: Version = 
     tensors = body[table : table + n_tensors * TENSOR_BYTES]
     if not version.same_records:
         _rewrite(tensors, version)
-    return GraphCompute(**fields, nodes=body[: n_nodes * _NODE_ID_BYTES], tensors=tensors)
+    return replace(graph, nodes=body[: n_nodes * _NODE_ID_BYTES], tensors=tensors)
 
 
 def decode_reply(command: Command, payload: bytes | memoryview) -> Reply:

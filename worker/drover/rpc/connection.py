@@ -104,8 +104,7 @@ class ServerConnection(_Endpoint):
             return NEED_DATA
         if command.body is Body.GRAPH:
             self._head = head
-            self.land(memoryview(bytearray(self._body_size)))
-            return self._finish_body()
+            return BodyWanted(codec.decode_graph_head(head, self._body_size, self.version), self._body_size)
         request = codec.decode_request(command, head, self._body_size, self.version)
         if command.body is Body.DATA:
             self._request = request

@@ -219,5 +219,6 @@ def scratch(size: int) -> memoryview:
 
 
 def _rows(data: memoryview, count: int, size: int, stride: int) -> npt.NDArray[Any]:
-    """Rows of bytes as a matrix; the last one ends where `data` does."""
-    return np.lib.stride_tricks.as_strided(np.frombuffer(data, np.uint8), (count, size), (stride, 1))
+    """Rows of bytes as a matrix; the last one ends where `data` does, and of one alone the stride may be anything."""
+    strides = (stride if count > 1 else size, 1)
+    return np.lib.stride_tricks.as_strided(np.frombuffer(data, np.uint8), (count, size), strides)

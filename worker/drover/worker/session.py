@@ -99,7 +99,10 @@ class Session:
         return reply
 
     def landing(self, request: Request, size: int) -> memoryview:
-        """Where the `size` data bytes of a request shall go: straight into the tensor where the host can reach it."""
+        """Where the `size` bytes behind a request's head go: straight into the tensor where the host can reach it."""
+        if isinstance(request, GraphCompute):
+            self._device(request.device)
+            return scratch(size)
         if isinstance(request, SetTensor2D):
             self._rows(request)
             return scratch(size)

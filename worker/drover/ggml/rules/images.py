@@ -133,6 +133,7 @@ def _upscale(call: Call) -> None:
 
 def _timestep(call: Call) -> None:
     a, dst = call.typed(0, ONLY_F32), call.result(ONLY_F32)
+    call.require(call.ints[1] > 0, f"a period of {call.ints[1]}")
     call.require(call.ints[0] >= 2 and dst.ne == (call.ints[0], a.ne[0], 1, 1), "not one embedding per step")
 
 

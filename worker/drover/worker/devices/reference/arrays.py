@@ -18,6 +18,7 @@ from drover.worker.devices.host import host
 from drover.worker.devices.reference.grids import GRIDS, dequantize
 from drover.worker.devices.reference.packing import QUANTIZE
 from drover.worker.devices.reference.quants import DEQUANTIZE
+from drover.worker.machine import available_memory
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -26,6 +27,10 @@ Result = Any
 """What an operation returns: an array with the values of its result, in any shape with as many elements, or None if it
 has stored them itself. (To a type checker most of numpy's arithmetic is Any, so no narrower name would hold.)"""
 
+WORKING_BYTES = 24
+"""What a number takes while it is computed with: in eight bytes, three times."""
+ALWAYS_THERE = 1 << 28
+"""Bytes that are taken without asking the machine, which costs more than most nodes."""
 DTYPES: dict[TensorType, npt.DTypeLike] = {
     F32: np.float32,
     F16: np.float16,
@@ -85,6 +90,13 @@ class Work:
         if wrong.size:
             raise DeviceError(f"{self.node.op.name}: index {wrong[0]} is out of range, there are {limit} rows")
         return ids
+
+
+def require_room(elements: int) -> None:
+    """Raise DeviceError if the machine has no memory for so many numbers: a tensor may claim far more than it has."""
+    wanted = elements * WORKING_BYTES
+    if wanted > ALWAYS_THERE and wanted > (free := available_memory()):
+        raise DeviceError(f"no memory to compute with: {wanted} bytes needed, {free} are free")
 
 
 def view(operand: Operand, offset: int = 0) -> Array:

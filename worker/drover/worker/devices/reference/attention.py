@@ -11,6 +11,8 @@ from drover.worker.devices.reference.arrays import Array, Doubles, Result, Work,
 
 MULTI_AXIS = 8
 """Bit of a rope mode: four position planes instead of one."""
+LOGITS = 1 << 22
+"""How many attention forms at a time: tokens and cells cost memory each by itself, not their product."""
 
 
 def slopes(heads: int, max_bias: float) -> Doubles:
@@ -26,7 +28,7 @@ def slopes(heads: int, max_bias: float) -> Doubles:
 
 def softmax(z: Doubles, sink: Array | None = None) -> Doubles:
     """Over the last dimension, with one more logit in the sum if there is a sink; zeros where every logit is -inf."""
-    top = z.max(axis=-1, keepdims=True)
+    top = z.max(axis=-1, keepdims=True, initial=-np.inf)
     if sink is not None:
         top = np.maximum(top, sink)
     top = np.where(np.isneginf(top), 0, top)
@@ -58,16 +60,18 @@ def flash_attn(work: Work) -> Result:
     sinks = work.f64(4).reshape(heads) if work.optional(4) is not None else None
     slope = slopes(heads, max_bias)
     out = np.empty((streams, n, heads, v.shape[3]))
-    for s, h in np.ndindex(streams, heads):
+    step = max(1, LOGITS // max(1, k.shape[2]))
+    for s, h, first in ((s, h, first) for s, h in np.ndindex(streams, heads) for first in range(0, n, step)):
+        some = slice(first, min(n, first + step))
         keys = k[s * k.shape[0] // streams, h * k.shape[1] // heads]
         values = v[s * v.shape[0] // streams, h * v.shape[1] // heads]
-        z = q[s, h] @ keys.T * scale
+        z = q[s, h, some] @ keys.T * scale
         if softcap:
             z = softcap * np.tanh(z / softcap)
         if mask is not None:
-            bias = mask[s % mask.shape[0], h % mask.shape[1], :n]
+            bias = mask[s % mask.shape[0], h % mask.shape[1], some]
             z = np.where(np.isneginf(bias), -np.inf, z + slope[h] * bias)
-        out[s, :, h] = _mix(softmax(z, None if sinks is None else sinks[h]), values)
+        out[s, some, h] = _mix(softmax(z, None if sinks is None else sinks[h]), values)
     return out
 
 

@@ -14,7 +14,7 @@ from drover.ggml.ops import METADATA_OPS, Op
 from drover.worker.devices.device import Ceiling, Node, Timing
 from drover.worker.devices.host import HostMemory
 from drover.worker.devices.reference import arithmetic, attention, images, movement, products, recurrent, training
-from drover.worker.devices.reference.arrays import Result, Work, store
+from drover.worker.devices.reference.arrays import Result, Work, require_room, store
 
 FUNCTIONS: dict[Op, Callable[[Work], Result]] = {
     **movement.FUNCTIONS,
@@ -79,6 +79,7 @@ def execute(node: Node) -> None:
     function = FUNCTIONS.get(node.op)
     if function is None:
         raise DeviceError(f"{node.op.name}: the reference device lacks this operation")
+    require_room(sum(operand.elements for operand in (node.dst, *node.src) if operand is not None))
     try:
         with np.errstate(all="ignore"):
             result = function(Work(node))

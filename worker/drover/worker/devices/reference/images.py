@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from drover.ggml.ops import Op
-from drover.worker.devices.reference.arrays import Array, Doubles, Result, Work, load
+from drover.worker.devices.reference.arrays import Array, Doubles, Result, Work, load, require_room
 
 Axis = tuple[int, int, int, int, int]
 """Places of the kernel, its size, stride, padding and dilation along one axis; fastest dimension first."""
@@ -16,17 +16,26 @@ ALIGN_CORNERS = 256
 ANTIALIAS = 512
 
 
-def patches(image: Array, axes: Sequence[Axis], padding: float = 0.0) -> Array:
-    """Every window of the trailing dimensions: (…, places of the outermost axis …, kernel of the outermost axis …)."""
+def patches(image: Array, axes: Sequence[Axis]) -> Array:
+    """Every window of the trailing dimensions: (…, places of the outermost axis …, kernel of the outermost axis …).
+
+    Zeros outside the image. The padding is never laid out: there may be any number of it.
+    """
     first = image.ndim - len(axes)
-    pads = [(0, 0)] * first
+    if 0 in image.shape[first:]:
+        image = np.zeros((*image.shape[:first], *(max(1, size) for size in image.shape[first:])), image.dtype)
+    require_room(math.prod(image.shape[:first]) * math.prod(axis[0] * axis[1] for axis in axes))
     where: list[Any] = [...]
+    outside: list[Any] = []
     for n, (size, axis) in enumerate(zip(image.shape[first:], axes[::-1], strict=True)):
         places, kernel, stride, pad, dilation = axis
-        taps = np.arange(places)[:, None] * stride + np.arange(kernel) * dilation
-        pads.append((pad, max(pad, int(taps.max(initial=0)) + 1 - size - pad)))
-        where.append(np.expand_dims(taps, [k for k in range(2 * len(axes)) if k not in (n, n + len(axes))]))
-    found: Array = np.pad(image, pads, constant_values=padding)[tuple(where)]
+        taps = np.arange(places)[:, None] * stride + np.arange(kernel) * dilation - pad
+        taps = np.expand_dims(taps, [k for k in range(2 * len(axes)) if k not in (n, n + len(axes))])
+        where.append(np.clip(taps, 0, size - 1))
+        outside.append((taps < 0) | (taps >= size))
+    found: Array = image[tuple(where)]
+    for missed in outside:
+        found[..., np.broadcast_to(missed, found.shape[first:])] = 0
     return found
 
 
@@ -105,29 +114,46 @@ def col2im(work: Work) -> Result:
     """Columns added up where they overlap, the padding cut off."""
     stride, channels, padding = work.ints[:3]
     col = work.f64(0)[0, 0].reshape(-1, channels, work.operand(0).ne[0] // channels)
-    out = np.zeros((channels, (col.shape[0] - 1) * stride + col.shape[2]))
+    out = np.zeros((channels, work.dst.ne[0]))
     for t in range(col.shape[0]):
-        out[:, t * stride : t * stride + col.shape[2]] += col[t]
-    return out[:, padding : out.shape[1] - padding]
+        at = t * stride - padding
+        first, last = max(0, -at), min(col.shape[2], out.shape[1] - at)
+        if first < last:
+            out[:, at + first : at + last] += col[t, :, first:last]
+    return out
 
 
 def pool_1d(work: Work) -> Result:
     """Maximum, or average over what lies inside, of windows over dimension 0."""
     kind, k, s, p = work.ints[:4]
-    x, axes = work.f64(0), [(work.dst.ne[0], k, s, p, 1)]
+    x, places = work.f64(0), work.dst.ne[0]
     if kind == 0:
-        return patches(x, axes, padding=-np.inf).max(axis=-1)
-    inside = patches(np.ones_like(x), axes).sum(axis=-1)
-    return patches(x, axes).sum(axis=-1) / np.maximum(inside, 1)
+        return _pooled(x, 3, _windows(x.shape[3], places, k, s, p), np.max, -np.inf)
+    windows = _windows(x.shape[3], places, k, s, p)
+    inside = np.array([max(1, window.stop - window.start) for window in windows])
+    return _pooled(x, 3, windows, np.sum, 0.0) / inside
 
 
 def pool_2d(work: Work) -> Result:
     """Maximum, or average over the whole kernel with zeros outside, of windows over dimensions 0 and 1."""
     kind, k0, k1, s0, s1, p0, p1 = work.ints[:7]
-    x, axes = work.f64(0), [(work.dst.ne[0], k0, s0, p0, 1), (work.dst.ne[1], k1, s1, p1, 1)]
+    x, (across, down) = work.f64(0), work.dst.ne[:2]
+    columns, rows = _windows(x.shape[3], across, k0, s0, p0), _windows(x.shape[2], down, k1, s1, p1)
     if kind == 0:
-        return patches(x, axes, padding=-np.inf).max(axis=(-2, -1))
-    return patches(x, axes).mean(axis=(-2, -1))
+        return _pooled(_pooled(x, 3, columns, np.max, -np.inf), 2, rows, np.max, -np.inf)
+    return _pooled(_pooled(x, 3, columns, np.sum, 0.0), 2, rows, np.sum, 0.0) / (k0 * k1)
+
+
+def _windows(size: int, places: int, kernel: int, stride: int, padding: int) -> list[slice]:
+    """What of an axis of `size` elements each window covers."""
+    starts = (i * stride - padding for i in range(places))
+    return [slice(min(max(at, 0), size), min(max(at + kernel, 0), size)) for at in starts]
+
+
+def _pooled(x: Doubles, axis: int, windows: Sequence[slice], reduce: Callable[..., Any], empty: float) -> Doubles:
+    """One number for each window of an axis."""
+    lead = (slice(None),) * axis
+    return np.stack([reduce(x[(*lead, window)], axis=axis, initial=empty) for window in windows], axis=axis)
 
 
 def upscale(work: Work) -> Result:
@@ -139,8 +165,7 @@ def upscale(work: Work) -> Result:
         if mode == 0 or dim >= 2:
             a = a.take(_nearest(old, new), axis=axis)
         else:
-            weights = _weights(old, new, mode, work.ints[0])
-            a = np.moveaxis(np.tensordot(weights, a, axes=(1, axis)), 0, axis)
+            a = _resampled(a, axis, new, mode, work.ints[0])
     return a
 
 
@@ -148,25 +173,28 @@ def _nearest(old: int, new: int) -> Array:
     return np.minimum((np.arange(new) / (new / old)).astype(np.int64), old - 1)
 
 
-def _weights(old: int, new: int, mode: int, flags: int) -> Doubles:
-    """How much each old element is in each new one: (new, old)."""
+def _resampled(a: Doubles, axis: int, new: int, mode: int, flags: int) -> Doubles:
+    """An axis in another size: each new element is a few old ones, each with its share."""
+    old = a.shape[axis]
     aligned = bool(flags & ALIGN_CORNERS)
     factor = (new - 1) / (old - 1) if aligned and new > 1 and old > 1 else new / old
     offset = 0.0 if aligned else 0.5
     at = (np.arange(new) + offset) / factor - offset
-    weights = np.zeros((new, old))
-    if mode == 1 and flags & ANTIALIAS:
-        support = max(1.0, 1 / factor)
-        weights = np.maximum(0, 1 - np.abs(np.arange(old) - at[:, None]) / support)
-        weights /= weights.sum(axis=1, keepdims=True)
-        return weights
     whole = np.floor(at)
-    part = at - whole
-    for shift in range(-1, 3):
-        share = _triangle(shift - part) if mode == 1 else _cubic(shift - part)
-        place = np.clip(whole + shift, 0, old - 1).astype(np.int64)
-        np.add.at(weights, (np.arange(new), place), share)
-    return weights
+    smooth = mode == 1 and bool(flags & ANTIALIAS)
+    support = max(1.0, 1 / factor) if smooth else 1.0
+    reach = math.ceil(support)
+    along = [-1 if k == axis else 1 for k in range(a.ndim)]
+    total, found = np.zeros(new), np.zeros([new if k == axis else n for k, n in enumerate(a.shape)])
+    for shift in range(-reach, reach + 2):
+        distance = (whole + shift - at) / support
+        share = _triangle(distance) if mode == 1 else _cubic(distance)
+        place = np.clip(whole + shift, 0, old - 1)
+        if smooth:
+            share = np.where(place == whole + shift, share, 0)
+        total += share
+        found += share.reshape(along) * a.take(place.astype(np.int64), axis=axis)
+    return found / total.reshape(along) if smooth else found
 
 
 def _triangle(x: Doubles) -> Doubles:
