@@ -20,26 +20,15 @@ import pytest
 
 from drover.ggml import types
 from drover.ggml.tensor import Shape
-from drover.worker.devices.cpu import gemm_k, matmul, quantize, record, rows, weights
+from drover.worker.devices.cpu import callees, gemm_k, kinds, matmul, quantize, record, rows
+from drover.worker.devices.cpu.sync import CALLEES, SYNC_BYTES
+from drover.worker.devices.reference.arrays import decode
+from worker.devices import cases
 
 Array = npt.NDArray[Any]
 
-SCALES: dict[str, tuple[int, ...]] = {
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q8_0": (0,),
-    "IQ4_NL": (0,),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-}
-"""Where a block holds half-precision floats: those must be finite, all other bytes may be anything."""
 FLOATS = ("F32", "F16", "BF16")
-TYPES = (*FLOATS, *SCALES)
+TYPES = (*FLOATS, *(kind.type.name for kind in kinds.KINDS if kind.type.quantized))
 
 
 def aligned(size: int, fill: int = 0xA5) -> Array:
@@ -47,6 +36,13 @@ def aligned(size: int, fill: int = 0xA5) -> Array:
     raw = np.full(size + 64, fill, np.uint8)
     start = -int(raw.ctypes.data) % 64
     return raw[start : start + size]
+
+
+def meeting_point() -> Array:
+    """A synchronisation block."""
+    block = aligned(SYNC_BYTES, 0)
+    block[CALLEES:][:8] = np.array([callees.table()]).view(np.uint8)
+    return block
 
 
 def random_weights(rng: np.random.Generator, name: str, count: int, k: int) -> tuple[Array, Array]:
@@ -61,12 +57,8 @@ def random_weights(rng: np.random.Generator, name: str, count: int, k: int) -> t
     if name == "BF16":
         bits = floats.view(np.uint32) >> 16
         return bits.astype(np.uint16).view(np.uint8), (bits << 16).astype(np.uint32).view(np.float32).astype(np.float64)
-    blocks = rng.integers(0, 256, (count * k // kind.block_size, kind.type_size), dtype=np.uint8)
-    for offset in SCALES[name]:
-        scales = (rng.standard_normal(len(blocks)) * 0.1).astype(np.float16)
-        blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
-    raw = blocks.reshape(count, -1)
-    return raw, gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name]).reshape(count, k).astype(np.float64)
+    blocks = cases.stored(kind, cases.normal, rng, (count, k))
+    return blocks.reshape(count, -1), decode(kind, blocks).astype(np.float64)
 
 
 @dataclass
@@ -82,7 +74,7 @@ class Product:
     def run(self, threads: int = 1) -> Array:
         """Execute the record; the result as [q, p, m, n]."""
         self.record[record.COUNTER] = 0
-        shared, sync = aligned(matmul.shared_bytes(int(self.record[record.TYPE0]), self.ne0, self.ne1)), aligned(256, 0)
+        shared, sync = aligned(matmul.shared_bytes(int(self.record[record.TYPE0]), self.ne0, self.ne1)), meeting_point()
         scratch = [aligned(matmul.scratch_bytes(int(self.record[record.TYPE0]), self.ne0)) for _ in range(threads)]
 
         def one(thread: int) -> None:
@@ -158,7 +150,7 @@ def as_ggml_sees(name: str, x: Array) -> Array:
         bits = x.view(np.uint32).astype(np.uint64)
         kept = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16
         return kept.astype(np.uint32).view(np.float32).astype(np.float64)
-    size = types.BY_NAME[name].block_size
+    size = 256 if types.BY_NAME[name].block_size == 256 else 32
     blocks = x.reshape(-1, size)
     largest = np.abs(blocks).max(axis=1, keepdims=True)
     factor = np.float32(127) / largest
@@ -175,7 +167,7 @@ EXACT = dict.fromkeys(TYPES, 1e-11) | {"Q4_1": 1e-6, "Q5_1": 1e-6}
 def shapes(name: str) -> Sequence[tuple[int, int]]:
     """(rows, k): the smallest, an ordinary one, a ragged one, and one that is taken in parts."""
     size = types.BY_NAME[name].block_size
-    ragged = {1: 77, 32: 32 * 13, 256: 768}[size]
+    ragged = {1: 77, 32: 32 * 13, 64: 64 * 7, 128: 128 * 5, 256: 768}[size]
     return ((1, size), (37, 512), (7, ragged), (3, 256 * 13))
 
 
@@ -381,9 +373,10 @@ def test_sums_of_k_types_are_ggmls_to_the_last_bit(name: str) -> None:
 def check_one_column() -> None:
     """Every type through the row kernels of this process, bit by bit in its integers."""
     rng = np.random.default_rng(9)
-    tail, room = aligned(rows.TAIL_BYTES), aligned(8192)
+    tail, room = aligned(rows.scratch_bytes(kinds.IQ3_S, 512)), aligned(8192)
+    times = single_column()
     for name in TYPES:
-        count, k = 5, {1: 77, 32: 416, 256: 512}[types.BY_NAME[name].block_size]
+        count, k = 5, {1: 77, 32: 416, 64: 448, 128: 640, 256: 512}[types.BY_NAME[name].block_size]
         kind = types.BY_NAME[name].id
         w, values = random_weights(rng, name, count, k)
         form = quantize.form_of(kind)
@@ -393,10 +386,10 @@ def check_one_column() -> None:
         x_at, y_at = int(x.ctypes.data), int(y.ctypes.data)
         quantize.prepare(kind, form, x_at, types.F32.id, k, y_at, int(room.ctypes.data))
         rest = (int(w.ctypes.data), w.strides[0], count, k, y_at, stride, int(out.ctypes.data), 4, 0)
-        single_column()(form, kind, *rest, int(tail.ctypes.data))
+        times(callees.table(), form, kind, *rest, int(tail.ctypes.data))
         wrong = error(out, as_ggml_sees(name, x)[0] @ values.T)
         assert wrong < max(EXACT[name], 1e-10), (name, wrong)
-        assert weights.block_bytes(kind) == types.BY_NAME[name].type_size
+        assert kinds.block_bytes(kind) == types.BY_NAME[name].type_size
 
 
 def single_column() -> Any:
@@ -405,6 +398,7 @@ def single_column() -> Any:
 
     @jit
     def times(
+        table: int,
         form: int,
         kind: int,
         w: int,
@@ -419,7 +413,7 @@ def single_column() -> Any:
         tail: int,
     ) -> None:
         if form == quantize.KS:
-            rows.rows_k(kind, w, row, n, k, y, stride, out, step, more, rows.one())
+            rows.rows_k(table, kind, w, row, n, k, y, stride, out, step, more, rows.one(), tail)
         elif form == quantize.FOURS:
             rows.rows_fours(kind, w, row, n, k, y, stride, out, step, more, rows.one(), tail)
         elif form == quantize.FLOATS:

@@ -9,8 +9,7 @@ the cells are split as well, and the parts joined at the end. Definition: docs/p
 
 from numba import float32, float64
 
-from drover.worker.devices.cpu import in_order
-from drover.worker.devices.cpu.blocks import quantize
+from drover.worker.devices.cpu import calls, in_order
 from drover.worker.devices.cpu.norm import head_slope
 from drover.worker.devices.cpu.products import dots, multiply, transpose
 from drover.worker.devices.cpu.record import (
@@ -113,7 +112,7 @@ def attention(record: int, _thread: int, threads: int, scratch: int, shared: int
         split, item = item % splits, item // splits
         head, item = item % kv_heads, item // kv_heads
         tile = tiles - 1 - item % tiles  # the last tokens see the most cells: longest work first
-        _tile(record, item // tiles, head, kv_heads, tile, rows, split, splits, scratch, shared)
+        _tile(record, item // tiles, head, kv_heads, tile, rows, split, splits, scratch, shared, calls.table_of(sync))
     if splits > 1:
         barrier(sync, threads)
         _join(record, streams, kv_heads, rows, splits, shared)
@@ -131,6 +130,7 @@ def _tile(
     splits: int,
     scratch: int,
     shared: int,
+    table: int,
 ) -> None:
     dk, dv, cells = word(record, NE1), word(record, NE2), word(record, NE1 + 1)
     group = word(record, NE0 + 2) // kv_heads
@@ -145,7 +145,7 @@ def _tile(
     masks = result + 4 * ROWS * dv
     used = masks + 4 * ROWS * CELLS
     state = used + 4 * CELLS
-    _load_queries(record, stream, head, group, first, rows, dk, queries, keys)
+    _load_queries(record, stream, head, group, first, rows, dk, queries, table, keys)
     for i in range(0, rows * dv, 16):
         store(result + 4 * i, zero_f32x16())
     for r in range(rows):
@@ -194,7 +194,7 @@ def _kv_stream(record: int, extents: int, stream: int) -> int:
 
 @jit
 def _load_queries(
-    record: int, stream: int, head: int, group: int, first: int, rows: int, dk: int, queries: int, room: int
+    record: int, stream: int, head: int, group: int, first: int, rows: int, dk: int, queries: int, table: int, room: int
 ) -> None:
     """The rows of a tile, rounded to the type of the keys if they shall be; `room` holds a row."""
     rounds = word(record, PARAMS + AS_GGML) & ROUND_QUERIES != 0
@@ -203,7 +203,7 @@ def _load_queries(
         q = row_address(record, SRC, NB0, token, head * group + member, stream)
         target = queries + 4 * r * dk
         if rounds and word(record, TYPE1) == Q8_0:
-            quantize(q, room, Q8_0, dk)
+            calls.quantize(table, q, room, Q8_0, dk)
             widen(room, Q8_0, target, dk)
             q = target
         for i in range(0, dk, 16):

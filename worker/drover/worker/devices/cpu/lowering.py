@@ -11,7 +11,7 @@ from math import ceil, floor, inf, log, log2, pi
 
 from drover.ggml.ops import Op, RopeMode, SortOrder, float_params, int_params
 from drover.worker.devices.cpu import attention, copy, elementwise, matmul, norm, record, rope
-from drover.worker.devices.cpu.blocks import READABLE, WRITABLE
+from drover.worker.devices.cpu.blocks import READABLE, ROOM_BYTES, WRITABLE
 from drover.worker.devices.device import Node, Operand
 from drover.worker.devices.host import host
 
@@ -181,7 +181,7 @@ def _get_rows(node: Node, threads: int) -> Draft | None:
     wanted = record.I32 if a.type.id == record.I32 else record.F32
     if node.dst.type.id != wanted or node.dst.nb[0] != 4:
         return None
-    return Draft(record.GET_ROWS)
+    return Draft(record.GET_ROWS, scratch=ROOM_BYTES)
 
 
 def _set_rows(node: Node, threads: int) -> Draft | None:
@@ -206,7 +206,7 @@ def _copy(node: Node, threads: int) -> Draft | None:
     words = _ints(mode, a.type.type_size)
     if mode == copy.UNITS:  # blocks are the units: count them, not their elements
         words |= {record.NE0: a.ne[0] // a.type.block_size, record.NE_DST: dst.ne[0] // a.type.block_size}
-    return Draft(record.COPY, words)
+    return Draft(record.COPY, words, scratch=ROOM_BYTES)
 
 
 def _copy_mode(a: Operand, dst: Operand) -> int | None:

@@ -12,6 +12,22 @@ from numba.core import types
 from numba.core.typing.templates import signature
 from numba.extending import models, register_model
 
+from drover.worker.devices.cpu import calls
+from drover.worker.devices.cpu.kinds import (
+    F16_ID,
+    F32_ID,
+    IQ4_XS,
+    NVFP4,
+    Q2_K,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    block_bytes,
+    bytes_of,
+    has_constants,
+    has_levels,
+)
 from drover.worker.devices.cpu.quantize import (
     FLOATS,
     FOUR_UNIT,
@@ -60,39 +76,24 @@ from drover.worker.devices.cpu.simd import (
 )
 from drover.worker.devices.cpu.weights import (
     AHEAD,
-    F16_ID,
-    F32_ID,
-    Q2_K,
-    Q3_K,
-    Q4_0,
-    Q4_1,
-    Q4_K,
-    Q5_0,
-    Q5_1,
-    Q5_K,
-    Q8_0,
-    block_bytes,
-    block_elements,
+    LEVEL_UNIT,
     clear,
     copy,
     decode_bf16,
     decode_f16,
     decode_f32,
-    decode_iq4_nl,
+    decode_fours,
+    decode_iq4_xs,
+    decode_levels,
+    decode_nvfp4,
     decode_q2_k,
     decode_q3_k,
-    decode_q4_0,
-    decode_q4_1,
     decode_q4_k,
-    decode_q5_0,
-    decode_q5_1,
     decode_q5_k,
     decode_q6_k,
-    decode_q8_0,
-    has_constants,
 )
 
-TAIL_BYTES: Final = 512
+_TAIL_BYTES: Final = 512
 _NEAR_BYTES: Final = 36864
 """What of the first-level cache columns may fill."""
 _WIDEST: Final = 8 if AVX512 else 4
@@ -197,6 +198,52 @@ _dot_q2_k, _dot_q4_k, _dot_q5_k, _dot_q6_k = map(
 )
 
 
+def _magnitudes(b: Any, x: Any, offset: Any) -> tuple[Any, Any]:
+    """What bytes that count from `offset` amount to, and where they are negative."""
+    signed = b.sub(x, offset)
+    negative = b.icmp_signed("<", signed, constant(i8x64, 0))
+    return b.select(negative, b.neg(signed), signed), negative
+
+
+def _turned(b: Any, x: Any, negative: Any) -> Any:
+    return b.select(negative, b.neg(x), x)
+
+
+@emits_for(_first, 4)
+def _dot_signed(b: Any, totals: Any, block: Any, y: Any, stride: Any) -> Any:
+    """Like those of `_dot_k`, for bytes that count from 128: signs go over to the activations."""
+    q = [_magnitudes(b, b.extract_value(block, i), constant(i8x64, -128)) for i in range(4)]
+    scales, d = b.extract_value(block, 4), b.extract_value(block, 6)
+    s = [shuffle(b, scales, [4 * j + i // 8 for i in range(32)]) for j in range(4)]
+    for i in range(totals.type.count):
+        at = _column(b, y, stride, i)
+        whole = constant(i32x16, 0)
+        for j in range(4):
+            x = _turned(b, read(b, b.add(at, I64(64 + 64 * j)), i8x64.ir), q[j][1])
+            whole = dot_pairs(b, whole, add_byte_pairs(b, q[j][0], x), s[j])
+        sums = _and_nothing(b, b.add(*halves(b, whole)))
+        scale = b.fmul(d, read(b, b.add(at, I64(K_SCALE)), F32))
+        total = fused(b, b.sitofp(sums, f32x16.ir), broadcast(b, scale, 16), b.extract_value(totals, i))
+        totals = b.insert_value(totals, total, i)
+    return totals
+
+
+@emits_for(_first, 4)
+def _dot_nvfp4(b: Any, totals: Any, block: Any, y: Any, stride: Any) -> Any:
+    """Like `_dot_fours`, where both halves of a block have factors."""
+    parts = [_magnitudes(b, b.extract_value(block, i), constant(i8x64, 12)) for i in (0, 1)]
+    factors = [b.extract_value(block, i) for i in (2, 3)]
+    for i in range(totals.type.count):
+        at = _column(b, y, stride, i)
+        value = constant(f32x16, 0.0)
+        for place, (part, negative), factor in zip((128, 192), parts, factors, strict=True):
+            x = _turned(b, read(b, b.add(at, I64(place)), i8x64.ir), negative)
+            sums = dot_bytes(b, constant(i32x16, 0), part, x)
+            value = fused(b, b.sitofp(sums, f32x16.ir), factor, value)
+        totals = b.insert_value(totals, fused(b, value, read(b, at, f32x16.ir), b.extract_value(totals, i)), i)
+    return totals
+
+
 @emits_for(_first, 4)
 def _dot_fours(b: Any, totals: Any, block: Any, y: Any, stride: Any) -> Any:
     """Add the products of four blocks of 32, added constants left out."""
@@ -294,11 +341,28 @@ _store_sums, _store_k_sums = _store(_sum), _store(_sum_k)
 
 @jit
 def rows_k(
-    kind: int, w: int, row: int, rows: int, k: int, y: int, stride: int, out: int, step: int, more: int, none: Any
+    calls_: int,
+    kind: int,
+    w: int,
+    row: int,
+    rows: int,
+    k: int,
+    y: int,
+    stride: int,
+    out: int,
+    step: int,
+    more: int,
+    none: Any,
+    room: int,
 ) -> None:
-    """K types."""
+    """Types with blocks of 256; `room` is for a row of looked-up levels."""
+    looked_up = has_levels(kind)
+    size = LEVEL_UNIT if looked_up else block_bytes(kind)
     for r in range(rows):
         a, at, totals = w + r * row, y, none
+        if looked_up:
+            calls.look_up(calls_, kind, a, k // 256, room)
+            a = room
         for _ in range(k // 256):
             if kind == Q4_K:
                 totals = _dot_q4_k(totals, decode_q4_k(a), at, stride)
@@ -308,9 +372,13 @@ def rows_k(
                 totals = _dot_q2_k(totals, decode_q2_k(a), at, stride)
             elif kind == Q3_K:
                 totals = _dot_q6_k(totals, decode_q3_k(a), at, stride)
-            else:
+            elif kind == Q6_K:
                 totals = _dot_q6_k(totals, decode_q6_k(a), at, stride)
-            a += block_bytes(kind)
+            elif kind == IQ4_XS:
+                totals = _dot_signed(totals, decode_iq4_xs(a), at, stride)
+            else:
+                totals = _dot_signed(totals, decode_levels(a), at, stride)
+            a += size
             at += K_UNIT
         _store_k_sums(totals, out + 4 * r, step, more)
 
@@ -330,10 +398,10 @@ def rows_fours(
     none: Any,
     tail: int,
 ) -> None:
-    """Types with blocks of 32."""
-    size = 4 * block_bytes(kind)
+    """Types with blocks of 32 to 128."""
+    size = bytes_of(kind, 128)
     whole = k // 128
-    rest = k % 128 // 32 * (size // 4)
+    rest = bytes_of(kind, k % 128)
     clear(tail, size)
     for r in range(rows):
         a, at, totals = w + r * row, y, none
@@ -341,21 +409,13 @@ def rows_fours(
             if i == whole:
                 copy(a, tail, rest)
                 a = tail
-            if kind == Q8_0:
-                block = decode_q8_0(a)
-            elif kind == Q4_0:
-                block = decode_q4_0(a)
-            elif kind == Q4_1:
-                block = decode_q4_1(a)
-            elif kind == Q5_0:
-                block = decode_q5_0(a)
-            elif kind == Q5_1:
-                block = decode_q5_1(a)
+            if kind == NVFP4:
+                totals = _dot_nvfp4(totals, decode_nvfp4(a), at, stride)
             else:
-                block = decode_iq4_nl(a)
-            totals = _dot_fours(totals, block, at, stride)
-            if has_constants(kind):
-                totals = _dot_constants(totals, block, at, stride)
+                block = decode_fours(kind, a)
+                totals = _dot_fours(totals, block, at, stride)
+                if has_constants(kind):
+                    totals = _dot_constants(totals, block, at, stride)
             a += size
             at += FOUR_UNIT
         _store_sums(totals, out + 4 * r, step, more)
@@ -425,12 +485,28 @@ def rows_bfloats(
 
 
 @jit
+def scratch_bytes(kind: int, k: int) -> int:
+    """Scratch that `times_columns` needs for rows of k elements."""
+    return k // 256 * LEVEL_UNIT if has_levels(kind) else _TAIL_BYTES
+
+
 def times_columns(
-    kind: int, w: int, row: int, rows: int, k: int, y: int, stride: int, columns: int, out: int, step: int, tail: int
+    calls_: int,
+    kind: int,
+    w: int,
+    row: int,
+    rows: int,
+    k: int,
+    y: int,
+    stride: int,
+    columns: int,
+    out: int,
+    step: int,
+    tail: int,
 ) -> None:
     """Rows of any type, `row` bytes apart, times prepared columns, `stride` apart; results of a column `step` apart.
 
-    Row r of a column goes to 4 r. `tail` is `TAIL_BYTES` of scratch.
+    Row r of a column goes to 4 r. `tail` is `scratch_bytes` of scratch.
     """
     form = form_of(kind)
     while columns > 0:
@@ -438,13 +514,13 @@ def times_columns(
         part = _part(form, k, count)
         for first in range(0, k, part):
             some = min(part, k - first)
-            a = w + first // block_elements(kind) * block_bytes(kind)
+            a = w + bytes_of(kind, first)
             x = y + stride_of(form, first)
             more = 1 if first > 0 else 0
             # The calls stand here, not in a function for each count: numba would compile them once more.
             if count == 8:
                 if form == KS:
-                    rows_k(kind, a, row, rows, some, x, stride, out, step, more, eight())
+                    rows_k(calls_, kind, a, row, rows, some, x, stride, out, step, more, eight(), tail)
                 elif form == FOURS:
                     rows_fours(kind, a, row, rows, some, x, stride, out, step, more, eight(), tail)
                 elif form == FLOATS:
@@ -453,7 +529,7 @@ def times_columns(
                     rows_bfloats(a, row, rows, some, x, stride, out, step, more, eight(), tail)
             elif count == 4:
                 if form == KS:
-                    rows_k(kind, a, row, rows, some, x, stride, out, step, more, four())
+                    rows_k(calls_, kind, a, row, rows, some, x, stride, out, step, more, four(), tail)
                 elif form == FOURS:
                     rows_fours(kind, a, row, rows, some, x, stride, out, step, more, four(), tail)
                 elif form == FLOATS:
@@ -462,7 +538,7 @@ def times_columns(
                     rows_bfloats(a, row, rows, some, x, stride, out, step, more, four(), tail)
             elif count == 2:
                 if form == KS:
-                    rows_k(kind, a, row, rows, some, x, stride, out, step, more, two())
+                    rows_k(calls_, kind, a, row, rows, some, x, stride, out, step, more, two(), tail)
                 elif form == FOURS:
                     rows_fours(kind, a, row, rows, some, x, stride, out, step, more, two(), tail)
                 elif form == FLOATS:
@@ -470,7 +546,7 @@ def times_columns(
                 else:
                     rows_bfloats(a, row, rows, some, x, stride, out, step, more, two(), tail)
             elif form == KS:
-                rows_k(kind, a, row, rows, some, x, stride, out, step, more, one())
+                rows_k(calls_, kind, a, row, rows, some, x, stride, out, step, more, one(), tail)
             elif form == FOURS:
                 rows_fours(kind, a, row, rows, some, x, stride, out, step, more, one(), tail)
             elif form == FLOATS:

@@ -1,7 +1,7 @@
 """Weight blocks into registers: every type becomes one of three forms that the kernels multiply.
 
 - K: 256 elements as bytes q, a 16-bit scale s per 16 elements, and per 16 or 32 elements a 16-bit minimum m:
-  x = d * s * q - dm * m. Types without minima count q from `k_offset`; their m stands for that, times the scale.
+  x = d * s * q - dm * m. Types without minima count q from an offset; their m stands for that, times the scale.
 - Fours: four blocks of 32 elements as bytes u: x = d * (u - offset) + m. One vector holds the first 16 elements of all
   blocks and another the last 16, so that lanes 4 i to 4 i + 3 of 32 bits belong to block i in both.
 - Floats: 64 elements as floats.
@@ -14,7 +14,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from drover.ggml import types
+from drover.worker.devices.cpu.kinds import MXFP4, Q1_0, Q2_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 from drover.worker.devices.cpu.simd import (
     AVX2,
     AVX512,
@@ -35,6 +35,7 @@ from drover.worker.devices.cpu.simd import (
     i16x8,
     i16x16,
     i16x32,
+    i32x16,
     i64,
     jit,
     jit_inline,
@@ -42,27 +43,22 @@ from drover.worker.devices.cpu.simd import (
     load_bf16_f32x16,
     load_f16,
     load_f16_f32x16,
+    load_f32,
     load_f32x16,
     load_i8_i16x16,
     load_i8x64,
+    load_i16x16,
     load_i64,
     load_u8,
+    load_u16,
     load_u32,
     prefetch,
     read,
     shuffle,
+    splat_f32x16,
     store_i8,
     widen_f16,
 )
-
-F32_ID, F16_ID, BF16_ID = types.F32.id, types.F16.id, types.BF16.id
-Q4_0, Q4_1, Q5_0, Q5_1 = types.Q4_0.id, types.Q4_1.id, types.Q5_0.id, types.Q5_1.id
-Q8_0, IQ4_NL = types.Q8_0.id, types.IQ4_NL.id
-Q2_K, Q3_K, Q4_K, Q5_K, Q6_K = types.Q2_K.id, types.Q3_K.id, types.Q4_K.id, types.Q5_K.id, types.Q6_K.id
-
-TYPES = frozenset((F32_ID, F16_ID, BF16_ID, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K))
-"""The types there are decoders for."""
-_SIZES = tuple(types.TYPES[i].type_size if i in TYPES else 0 for i in range(max(TYPES) + 1))
 
 AHEAD = 2048
 """Bytes between a load and the line asked for meanwhile; measured, see the kernel benchmark."""
@@ -73,7 +69,7 @@ _EIGHT = ir.VectorType(I8, 8)
 
 
 @emits(i8x64, i64, i64, i64)
-def _shifted(b: Any, a: Any, low: Any, high: Any) -> Any:
+def shifted(b: Any, a: Any, low: Any, high: Any) -> Any:
     """32 bytes twice, as 16-bit lanes: shifted right by `low` in the first half, by `high` in the second."""
     twice, counts = _twice_and_counts(b, a, low, high)
     return b.bitcast(b.lshr(twice, counts), i8x64.ir)
@@ -81,7 +77,7 @@ def _shifted(b: Any, a: Any, low: Any, high: Any) -> Any:
 
 @emits(i8x64, i64, i64, i64)
 def _shifted_left(b: Any, a: Any, low: Any, high: Any) -> Any:
-    """Like `_shifted`, to the left."""
+    """Like `shifted`, to the left."""
     twice, counts = _twice_and_counts(b, a, low, high)
     return b.bitcast(b.shl(twice, counts), i8x64.ir)
 
@@ -135,10 +131,10 @@ def decode_q4_k(w: int) -> Any:
     for i in range(3):
         prefetch(w + AHEAD + 64 * i)
     scales, minima = _six_bit_pairs(w + 4)
-    q0 = _shifted(w + 16, 0, 4) & 15
-    q1 = _shifted(w + 48, 0, 4) & 15
-    q2 = _shifted(w + 80, 0, 4) & 15
-    q3 = _shifted(w + 112, 0, 4) & 15
+    q0 = shifted(w + 16, 0, 4) & 15
+    q1 = shifted(w + 48, 0, 4) & 15
+    q2 = shifted(w + 80, 0, 4) & 15
+    q3 = shifted(w + 112, 0, 4) & 15
     return q0, q1, q2, q3, _twice_each(scales), _each(minima), load_f16(w), load_f16(w + 2)
 
 
@@ -148,10 +144,10 @@ def decode_q5_k(w: int) -> Any:
     for i in range(3):
         prefetch(w + AHEAD + 64 * i)
     scales, minima = _six_bit_pairs(w + 4)
-    q0 = (_shifted(w + 48, 0, 4) & 15) | (_shifted_left(w + 16, 4, 3) & 16)
-    q1 = (_shifted(w + 80, 0, 4) & 15) | (_shifted_left(w + 16, 2, 1) & 16)
-    q2 = (_shifted(w + 112, 0, 4) & 15) | (_shifted(w + 16, 0, 1) & 16)
-    q3 = (_shifted(w + 144, 0, 4) & 15) | (_shifted(w + 16, 2, 3) & 16)
+    q0 = (shifted(w + 48, 0, 4) & 15) | (_shifted_left(w + 16, 4, 3) & 16)
+    q1 = (shifted(w + 80, 0, 4) & 15) | (_shifted_left(w + 16, 2, 1) & 16)
+    q2 = (shifted(w + 112, 0, 4) & 15) | (shifted(w + 16, 0, 1) & 16)
+    q3 = (shifted(w + 144, 0, 4) & 15) | (shifted(w + 16, 2, 3) & 16)
     return q0, q1, q2, q3, _twice_each(scales), _each(minima), load_f16(w), load_f16(w + 2)
 
 
@@ -163,9 +159,9 @@ def decode_q6_k(w: int) -> Any:
     low0 = load_i8x64(w)
     low1 = load_i8x64(w + 64)
     q0 = (low0 & 15) | (_shifted_left(w + 128, 4, 2) & 48)
-    q1 = _high_nibbles(low0) | (_shifted(w + 128, 0, 2) & 48)
+    q1 = _high_nibbles(low0) | (shifted(w + 128, 0, 2) & 48)
     q2 = (low1 & 15) | (_shifted_left(w + 160, 4, 2) & 48)
-    q3 = _high_nibbles(low1) | (_shifted(w + 160, 0, 2) & 48)
+    q3 = _high_nibbles(low1) | (shifted(w + 160, 0, 2) & 48)
     scales = load_i8_i16x16(w + 192)
     d = load_f16(w + 208)
     return q0, q1, q2, q3, scales, scales << 5, d, d
@@ -176,10 +172,10 @@ def decode_q2_k(w: int) -> Any:
     """84 bytes to a K block."""
     prefetch(w + AHEAD)
     prefetch(w + AHEAD + 64)
-    q0 = _shifted(w + 16, 0, 2) & 3
-    q1 = _shifted(w + 16, 4, 6) & 3
-    q2 = _shifted(w + 48, 0, 2) & 3
-    q3 = _shifted(w + 48, 4, 6) & 3
+    q0 = shifted(w + 16, 0, 2) & 3
+    q1 = shifted(w + 16, 4, 6) & 3
+    q2 = shifted(w + 48, 0, 2) & 3
+    q3 = shifted(w + 48, 4, 6) & 3
     both = load_i8_i16x16(w)
     return q0, q1, q2, q3, both & 15, (both >> 4) & 15, load_f16(w + 80), load_f16(w + 82)
 
@@ -189,10 +185,10 @@ def decode_q3_k(w: int) -> Any:
     """110 bytes to a K block: q counts from 4."""
     prefetch(w + AHEAD)
     prefetch(w + AHEAD + 64)
-    q0 = (_shifted(w + 32, 0, 2) & 3) | (_shifted_left(w, 2, 1) & 4)
-    q1 = (_shifted(w + 32, 4, 6) & 3) | (_shifted(w, 0, 1) & 4)
-    q2 = (_shifted(w + 64, 0, 2) & 3) | (_shifted(w, 2, 3) & 4)
-    q3 = (_shifted(w + 64, 4, 6) & 3) | (_shifted(w, 4, 5) & 4)
+    q0 = (shifted(w + 32, 0, 2) & 3) | (_shifted_left(w, 2, 1) & 4)
+    q1 = (shifted(w + 32, 4, 6) & 3) | (shifted(w, 0, 1) & 4)
+    q2 = (shifted(w + 64, 0, 2) & 3) | (shifted(w, 2, 3) & 4)
+    q3 = (shifted(w + 64, 4, 6) & 3) | (shifted(w, 4, 5) & 4)
     low = load_i64(w + 96)
     high = load_u32(w + 104)
     first = (high & 0x03030303) | (((high >> 2) & 0x03030303) << 32)
@@ -206,6 +202,80 @@ def decode_q3_k(w: int) -> Any:
 @emits(i16x16)
 def _thirty_two(b: Any) -> Any:
     return constant(i16x16, 32)
+
+
+# ---- K types by codebook
+
+_CODEBOOK = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+
+
+def _table_lookup(b: Any, table: list[int], x: Any) -> Any:
+    n = x.type.count
+    if n == 64 and AVX512:
+        return call(b, "llvm.x86.avx512.pshuf.b.512", x.type, constant(i8x64, table * 4), x)
+    if n == 32 and AVX2:
+        return call(b, "llvm.x86.avx2.pshuf.b", x.type, constant(i8x32, table * 2), x)
+    if n == 64 and AVX2:
+        return joined(b, *(_table_lookup(b, table, half) for half in halves(b, x)))
+    kind = Vector("i8", n)
+    result = constant(kind, table[0])
+    for i, value in enumerate(table[1:], 1):
+        result = b.select(b.icmp_unsigned("==", x, constant(kind, i)), constant(kind, value), result)
+    return result
+
+
+@emits(i8x64, i8x64)
+def _from_codebook(b: Any, x: Any) -> Any:
+    """The values of IQ4_NL, plus 128."""
+    return _table_lookup(b, [value + 128 - 256 * (value >= 0) for value in _CODEBOOK], x)
+
+
+@emits(i8x64, i64)
+def _nibbles_by_16(b: Any, a: Any) -> Any:
+    """32 bytes as 64 nibbles: the low ones of the first 16, their high ones, then those of the last 16."""
+    twice = shuffle(b, b.bitcast(read(b, a, i8x32.ir), i16x16.ir), [i // 16 * 8 + i % 8 for i in range(32)])
+    shifted = b.lshr(twice, constant(i16x32, [i // 8 % 2 * 4 for i in range(32)]))
+    return b.and_(b.bitcast(shifted, i8x64.ir), constant(i8x64, 15))
+
+
+@jit_inline
+def decode_iq4_xs(w: int) -> Any:
+    """136 bytes to a K block: q counts from 128."""
+    for i in range(3):
+        prefetch(w + AHEAD + 64 * i)
+    q0 = _from_codebook(_nibbles_by_16(w + 8))
+    q1 = _from_codebook(_nibbles_by_16(w + 40))
+    q2 = _from_codebook(_nibbles_by_16(w + 72))
+    q3 = _from_codebook(_nibbles_by_16(w + 104))
+    low = load_u32(w + 4)
+    low = (low | low << 16) & 0x0000FFFF0000FFFF
+    low = (low | low << 8) & 0x00FF00FF00FF00FF
+    low = (low | low << 4) & 0x0F0F0F0F0F0F0F0F
+    high = load_u16(w + 2)
+    high = (high | high << 24) & 0x000000FF000000FF
+    high = (high | high << 12) & 0x000F000F000F000F
+    high = (high | high << 6) & 0x0303030303030303
+    scales = _twice_each(low | high << 4) - _thirty_two()
+    d = load_f16(w)
+    return q0, q1, q2, q3, scales, scales << 7, d, d
+
+
+# ---- blocks whose levels `levels` has looked up
+
+LEVEL_UNIT = 320
+"""Bytes of a block of 256: levels plus 128, then these:"""
+LEVEL_SCALES = 256
+"""sixteen scales (i16),"""
+LEVEL_D = 288
+"""and the factor of all (f32)."""
+
+
+@jit_inline
+def decode_levels(w: int) -> Any:
+    """A block as `levels` leaves it to a K block: q counts from 128."""
+    scales = load_i16x16(w + LEVEL_SCALES)
+    d = load_f32(w + LEVEL_D)
+    return load_i8x64(w), load_i8x64(w + 64), load_i8x64(w + 128), load_i8x64(w + 192), scales, scales << 7, d, d
 
 
 # ---- blocks of 32, four at a time
@@ -239,30 +309,6 @@ def _four_of_16(b: Any, a: Any, stride: Any) -> Any:
 def _fifth_bits(b: Any, bits: Any) -> Any:
     """64 bits, each as 16 or 0 in a byte."""
     return b.select(b.bitcast(bits, ir.VectorType(I1, 64)), constant(i8x64, 16), constant(i8x64, 0))
-
-
-_CODEBOOK = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
-
-
-def _table_lookup(b: Any, table: list[int], x: Any) -> Any:
-    n = x.type.count
-    if n == 64 and AVX512:
-        return call(b, "llvm.x86.avx512.pshuf.b.512", x.type, constant(i8x64, table * 4), x)
-    if n == 32 and AVX2:
-        return call(b, "llvm.x86.avx2.pshuf.b", x.type, constant(i8x32, table * 2), x)
-    if n == 64 and AVX2:
-        return joined(b, *(_table_lookup(b, table, half) for half in halves(b, x)))
-    kind = Vector("i8", n)
-    result = constant(kind, table[0])
-    for i, value in enumerate(table[1:], 1):
-        result = b.select(b.icmp_unsigned("==", x, constant(kind, i)), constant(kind, value), result)
-    return result
-
-
-@emits(i8x64, i8x64)
-def _from_codebook(b: Any, x: Any) -> Any:
-    """The values of IQ4_NL, plus 128."""
-    return _table_lookup(b, [value + 128 - 256 * (value >= 0) for value in _CODEBOOK], x)
 
 
 @jit_inline
@@ -331,6 +377,151 @@ def decode_q5_1(w: int) -> Any:
     return q[0], q[1], _four_f16(w, 24), _four_second_f16(w, 24)
 
 
+_FP4 = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0]
+"""Twice the values of a 4-bit float e2m1, plus 12."""
+
+
+@emits(i8x64, i8x64)
+def _from_fp4(b: Any, x: Any) -> Any:
+    return _table_lookup(b, _FP4, x)
+
+
+@emits(f32x16, i64)
+def _four_half_powers(b: Any, a: Any) -> Any:
+    """Half the powers of two whose biased exponents are the first bytes of four blocks 17 bytes apart."""
+    bytes_ = shuffle(b, _four(b, a, I64(17), i8x16.ir), [i // 4 * 16 for i in range(16)])
+    e = b.zext(bytes_, i32x16.ir)
+    normal = b.shl(b.sub(e, constant(i32x16, 1)), constant(i32x16, 23))
+    small = b.shl(constant(i32x16, 1 << 21), e)
+    return b.bitcast(b.select(b.icmp_unsigned("<", e, constant(i32x16, 2)), small, normal), f32x16.ir)
+
+
+@jit_inline
+def decode_mxfp4(w: int) -> Any:
+    """Four blocks of 17 bytes; offset 12."""
+    prefetch(w + AHEAD)
+    q = _four_of_16(w + 1, 17)
+    d = _four_half_powers(w)
+    return _from_fp4(q & 15), _from_fp4(_high_nibbles(q)), d, d
+
+
+def _nibbles_by_8(first: int) -> Any:
+    def nibbles(b: Any, a: Any) -> Any:
+        """Every other 8 bytes of two runs of 32, 36 bytes apart: low nibbles of 8 bytes, then their high ones."""
+        eights = ir.VectorType(I64, 4)
+        both = joined(b, read(b, a, eights), read(b, b.add(a, I64(36)), eights))
+        twice = shuffle(b, both, [2 * (i // 2) + first for i in range(8)])
+        shifted = b.lshr(twice, ir.Constant(twice.type, [i % 2 * 4 for i in range(8)]))
+        return b.and_(b.bitcast(shifted, i8x64.ir), constant(i8x64, 15))
+
+    nibbles.__name__ = f"nibbles_by_8_from_{first}"
+    return emits(i8x64, i64)(nibbles)
+
+
+_even_nibbles, _odd_nibbles = _nibbles_by_8(0), _nibbles_by_8(1)
+
+
+def _half_e4m3(first: int) -> Any:
+    def scales(b: Any, a: Any) -> Any:
+        """Half of every other float e4m3 of those that two blocks of 36 bytes start with; 0 for no number."""
+        fours = [read(b, b.add(a, I64(36 * i)), ir.VectorType(I8, 4)) for i in (0, 1)]
+        x = b.zext(shuffle(b, joined(b, *fours), [2 * (i // 4) + first for i in range(16)]), i32x16.ir)
+        x = b.and_(x, constant(i32x16, 127))
+        normal = b.bitcast(b.add(b.shl(x, constant(i32x16, 20)), constant(i32x16, 119 << 23)), f32x16.ir)
+        small = b.fmul(b.sitofp(x, f32x16.ir), constant(f32x16, 2.0**-10))
+        value = b.select(b.icmp_unsigned("<", x, constant(i32x16, 8)), small, normal)
+        return b.select(b.icmp_unsigned("==", x, constant(i32x16, 127)), constant(f32x16, 0.0), value)
+
+    scales.__name__ = f"half_e4m3_from_{first}"
+    return emits(f32x16, i64)(scales)
+
+
+_even_scales, _odd_scales = _half_e4m3(0), _half_e4m3(1)
+
+
+@jit_inline
+def decode_nvfp4(w: int) -> Any:
+    """Two blocks of 36 bytes; offset 12. The first and the last 16 of 32 elements have factors of their own."""
+    prefetch(w + AHEAD)
+    prefetch(w + AHEAD + 64)
+    low, high = _from_fp4(_even_nibbles(w + 4)), _from_fp4(_odd_nibbles(w + 4))
+    return low, high, _even_scales(w), _odd_scales(w)
+
+
+@emits(i8x64, i64)
+def _doubled_bits(b: Any, bits: Any) -> Any:
+    """64 bits, each as 2 or 0 in a byte."""
+    return b.select(b.bitcast(bits, ir.VectorType(I1, 64)), constant(i8x64, 2), constant(i8x64, 0))
+
+
+@jit_inline
+def decode_q1_0(w: int) -> Any:
+    """A block of 18 bytes; offset 1."""
+    prefetch(w + AHEAD)
+    first, second = load_i64(w + 2), load_i64(w + 10)
+    low = (first & 0xFFFF) | (first >> 16 & 0xFFFF0000) | (second & 0xFFFF) << 32 | (second >> 32) << 48
+    high = (first >> 16 & 0xFFFF) | (first >> 48 & 0xFFFF) << 16 | (second >> 16 & 0xFFFF) << 32
+    high |= second >> 48 << 48
+    d = splat_f32x16(load_f16(w))
+    return _doubled_bits(low), _doubled_bits(high), d, d
+
+
+def _crumbs_by_16(first: int) -> Any:
+    def crumbs(b: Any, a: Any) -> Any:
+        """Every other 16 of the 2 times 64 fields of two bits in two runs of 16 bytes, 18 bytes apart."""
+        parts = []
+        for i in (0, 1):
+            x = b.zext(read(b, b.add(a, I64(18 * i)), i8x16.ir), i32x16.ir)
+            shifts = [b.shl(x, constant(i32x16, n)) for n in (6, 12, 18)]
+            fields = b.or_(b.or_(x, shifts[0]), b.or_(shifts[1], shifts[2]))
+            parts.append(b.and_(fields, constant(i32x16, 0x03030303)))
+        lanes = [8 * (i // 4) + 4 * first + i % 4 for i in range(16)]
+        return b.bitcast(shuffle(b, parts[0], lanes, parts[1]), i8x64.ir)
+
+    crumbs.__name__ = f"crumbs_by_16_from_{first}"
+    return emits(i8x64, i64)(crumbs)
+
+
+_even_crumbs, _odd_crumbs = _crumbs_by_16(0), _crumbs_by_16(1)
+
+
+@emits(f32x16, i64)
+def _two_f16(b: Any, a: Any) -> Any:
+    """The half-precision floats that two blocks of 18 bytes start with, eight lanes each."""
+    both = [read(b, b.add(a, I64(18 * i)), i16x8.ir) for i in (0, 1)]
+    return widen_f16(b, shuffle(b, both[0], [i // 8 * 8 for i in range(16)], both[1]))
+
+
+@jit_inline
+def decode_q2_0(w: int) -> Any:
+    """Two blocks of 18 bytes; offset 1."""
+    prefetch(w + AHEAD)
+    d = _two_f16(w)
+    return _even_crumbs(w + 2), _odd_crumbs(w + 2), d, d
+
+
+@jit_inline
+def decode_fours(kind: int, w: int) -> Any:
+    """128 elements of any type with blocks of 32 to 128 whose blocks have one factor."""
+    if kind == Q8_0:
+        return decode_q8_0(w)
+    if kind == Q4_0:
+        return decode_q4_0(w)
+    if kind == Q4_1:
+        return decode_q4_1(w)
+    if kind == Q5_0:
+        return decode_q5_0(w)
+    if kind == Q5_1:
+        return decode_q5_1(w)
+    if kind == MXFP4:
+        return decode_mxfp4(w)
+    if kind == Q1_0:
+        return decode_q1_0(w)
+    if kind == Q2_0:
+        return decode_q2_0(w)
+    return decode_iq4_nl(w)
+
+
 # ---- floats
 
 
@@ -358,59 +549,7 @@ def decode_bf16(w: int) -> Any:
     return load_bf16_f32x16(w), load_bf16_f32x16(w + 32), load_bf16_f32x16(w + 64), load_bf16_f32x16(w + 96)
 
 
-# ---- facts of types, and bytes
-
-
-@jit
-def is_float(kind: int) -> bool:
-    """Whether elements are floats, one by one."""
-    return kind in (F32_ID, F16_ID, BF16_ID)
-
-
-@jit
-def is_k(kind: int) -> bool:
-    """Whether blocks hold 256 elements."""
-    return kind in (Q2_K, Q3_K, Q4_K, Q5_K, Q6_K)
-
-
-@jit
-def block_bytes(kind: int) -> int:
-    """Bytes of a block, or of an element."""
-    return _SIZES[kind]
-
-
-@jit
-def block_elements(kind: int) -> int:
-    """Elements of a block."""
-    if is_float(kind):
-        return 1
-    return 256 if is_k(kind) else 32
-
-
-@jit
-def has_constants(kind: int) -> bool:
-    """Whether blocks of 32 have a constant to add."""
-    return kind in (Q4_1, Q5_1)
-
-
-@jit
-def offset_of(kind: int) -> int:
-    """What the bytes of a type with blocks of 32 count from."""
-    if kind in (Q8_0, IQ4_NL):
-        return 128
-    if kind == Q4_0:
-        return 8
-    if kind == Q5_0:
-        return 16
-    return 0
-
-
-@jit
-def k_offset(kind: int) -> int:
-    """What q counts from in a K type."""
-    if kind == Q6_K:
-        return 32
-    return 4 if kind == Q3_K else 0
+# ---- bytes
 
 
 @jit

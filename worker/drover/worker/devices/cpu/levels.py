@@ -1,0 +1,367 @@
+"""Blocks of 256 whose levels are looked up, to blocks of one simple type in memory: levels, scales and a factor.
+
+The levels of IQ types are points of a grid, of 4 or 8 levels each, with signs beside them; those of TQ types are digits
+of base 3 or 4. Layouts: docs/protocol.md section 5.1; what comes out: `LEVEL_UNIT` and after it in `weights`. Grids
+become constants of the compiled code, so the `gguf` package is needed where kernels are compiled.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import float32
+from numba.core import cgutils
+
+from drover.ggml import types
+from drover.ggml.types import TensorType
+from drover.worker.devices.cpu.kinds import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, TQ1_0, block_bytes
+from drover.worker.devices.cpu.simd import (
+    AVX512,
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    Vector,
+    broadcast,
+    call,
+    constant,
+    emits,
+    i8x16,
+    i8x64,
+    i16x8,
+    i32x8,
+    i32x16,
+    i64,
+    jit_inline,
+    load_f16,
+    load_i64,
+    load_u16,
+    load_u32,
+    prefetch,
+    read,
+    shuffle,
+    store,
+    store_f32,
+    store_i16,
+    store_i64,
+    void,
+    write,
+)
+from drover.worker.devices.cpu.weights import AHEAD, LEVEL_D, LEVEL_SCALES, LEVEL_UNIT, shifted
+from drover.worker.devices.reference import grids
+
+_ZERO = 128
+"""What levels count from here."""
+_ONES = 0x0001000100010001
+
+
+# ---- grids
+
+
+def _gather(b: Any, table: Any, indices: Any) -> Any:
+    """The integers of a table at some indices (i32), as a vector."""
+    n, element = indices.type.count, table.type.pointee.element
+    kind = ir.VectorType(element, n)
+    if AVX512:
+        name = {8: "dpq", 16: "dpi"}[n]
+        every = ir.Constant(ir.VectorType(I1, n), [1] * n)
+        base = b.bitcast(table, I8.as_pointer())
+        nothing = ir.Constant(kind, [0] * n)
+        scale = I32(element.width // 8)
+        return call(b, f"llvm.x86.avx512.mask.gather.{name}.512", kind, nothing, base, indices, every, scale)
+    found = ir.Constant(kind, ir.Undefined)
+    for i in range(n):
+        place = b.gep(table, [I64(0), b.zext(b.extract_element(indices, I32(i)), I64)])
+        found = b.insert_element(found, b.load(place), I32(i))
+    return found
+
+
+def _points(kind: TensorType, indices: Vector, factor: int = 1, shift: int = 0) -> Any:
+    """An instruction that looks points up: 64 levels, times `factor`, plus `shift`."""
+
+    def points(b: Any, x: Any) -> Any:
+        name = f"grid_{kind.name}"
+        if name in b.module.globals:
+            table = b.module.globals[name]
+        else:
+            element = ir.IntType(512 // indices.lanes)
+            levels = (grids.points(kind).astype(np.int16) * factor + shift).astype(np.uint8)
+            numbers = levels.view(f"<u{element.width // 8}")[:, 0].tolist()
+            table = cgutils.global_constant(b.module, name, ir.Constant(ir.ArrayType(element, len(numbers)), numbers))
+        return b.bitcast(_gather(b, table, x), i8x64.ir)
+
+    points.__name__ = f"points_{kind.name}"
+    return emits(i8x64, indices)(points)
+
+
+_iq2_xxs, _iq2_xs, _iq2_s = (_points(kind, i32x8) for kind in (types.IQ2_XXS, types.IQ2_XS, types.IQ2_S))
+_iq3_xxs, _iq3_s = (_points(kind, i32x16) for kind in (types.IQ3_XXS, types.IQ3_S))
+_iq1 = _points(types.IQ1_S, i32x8, 8, _ZERO)
+
+
+# ---- indices
+
+
+def _bytes_of(b: Any, x: Any) -> Any:
+    return b.zext(b.bitcast(x, ir.VectorType(I8, 8)), i32x8.ir)
+
+
+@emits(i32x8, i64)
+def _each_byte(b: Any, x: Any) -> Any:
+    """Eight bytes of an integer."""
+    return _bytes_of(b, x)
+
+
+def _with_fields(shifts: list[int], mask: int) -> Any:
+    def indices(b: Any, low: Any, high: Any) -> Any:
+        """Eight bytes, each with bits of a field of `high` above it."""
+        spread = broadcast(b, b.trunc(high, I32), 8)
+        fields = b.and_(b.lshr(spread, constant(i32x8, shifts)), constant(i32x8, mask))
+        return b.or_(_bytes_of(b, low), b.shl(fields, constant(i32x8, 8)))
+
+    indices.__name__ = f"indices_{shifts[1]}_{shifts[4]}"
+    return emits(i32x8, i64, i64)(indices)
+
+
+_iq2_s_indices = _with_fields([0, 2, 4, 6, 8, 10, 12, 14], 3)
+_iq1_s_indices = _with_fields([0, 3, 6, 9, 16, 19, 22, 25], 7)
+_iq1_m_indices = _with_fields([0, 4, 8, 12, 16, 20, 24, 28], 7)
+
+
+@emits(i32x16, i64)
+def _sixteen_bytes(b: Any, a: Any) -> Any:
+    """Sixteen bytes at an address."""
+    return b.zext(read(b, a, i8x16.ir), i32x16.ir)
+
+
+@emits(i32x16, i64, i64)
+def _iq3_s_indices(b: Any, a: Any, bits: Any) -> Any:
+    """Sixteen bytes at an address, each with a ninth bit."""
+    ninth = b.bitcast(b.trunc(bits, I16), ir.VectorType(I1, 16))
+    ninth = b.select(ninth, constant(i32x16, 256), constant(i32x16, 0))
+    return b.or_(b.zext(read(b, a, i8x16.ir), i32x16.ir), ninth)
+
+
+@emits(i32x8, i64)
+def _nine_bits(b: Any, a: Any) -> Any:
+    """The lower nine bits of eight 16-bit integers."""
+    return b.zext(b.and_(read(b, a, i16x8.ir), constant(i16x8, 511)), i32x8.ir)
+
+
+@emits(i64, i64)
+def _seven_bits(b: Any, a: Any) -> Any:
+    """The upper seven bits of eight 16-bit integers, as the bytes of one."""
+    codes = b.lshr(read(b, a, i16x8.ir), constant(i16x8, 9))
+    return b.bitcast(b.trunc(codes, ir.VectorType(I8, 8)), I64)
+
+
+# ---- signs
+
+
+@jit_inline
+def _spread_codes(two: int) -> int:
+    """The four 7-bit codes that each half of an integer starts with, as bytes."""
+    low = (two & 0x0000007F0000007F) | ((two & 0x00003F8000003F80) << 1)
+    return low | ((two & 0x001FC000001FC000) << 2) | ((two & 0x0FE000000FE00000) << 3)
+
+
+@jit_inline
+def _signs_of(codes: int) -> int:
+    """Seven signs each in eight bytes; the eighth makes their number even."""
+    parity = codes ^ ((codes >> 4) & 0x0F0F0F0F0F0F0F0F)
+    parity ^= (parity >> 2) & 0x3F3F3F3F3F3F3F3F
+    parity ^= (parity >> 1) & 0x7F7F7F7F7F7F7F7F
+    return codes | ((parity & 0x0101010101010101) << 7)
+
+
+@emits(void, i64, i8x64, i64)
+def _store_signed(b: Any, out: Any, levels: Any, signs: Any) -> None:
+    """64 levels with signs, a bit each, plus 128."""
+    zero = constant(i8x64, _ZERO - 256)
+    negative = b.bitcast(signs, ir.VectorType(I1, 64))
+    write(b, out, b.select(negative, b.sub(zero, levels), b.add(zero, levels)))
+
+
+@emits(i8x64, i64, i64)
+def _shifts_of_iq1_s(b: Any, low: Any, high: Any) -> Any:
+    """Each 32 times: −1 where a sign is set, 1 elsewhere."""
+    both = [b.select(b.icmp_unsigned("!=", x, I64(0)), I8(-1), I8(1)) for x in (low, high)]
+    return shuffle(b, broadcast(b, both[0], 32), range(64), broadcast(b, both[1], 32))
+
+
+@emits(i8x64, i64)
+def _shifts_of_iq1_m(b: Any, nibbles: Any) -> Any:
+    """For each of eight nibbles, 8 times: −1 where its upper bit is set, 1 elsewhere."""
+    bits = b.and_(broadcast(b, nibbles, 8), ir.Constant(ir.VectorType(I64, 8), [8 << 4 * i for i in range(8)]))
+    clear = b.icmp_unsigned("==", bits, ir.Constant(bits.type, [0] * 8))
+    ones, minus = (ir.Constant(bits.type, [value] * 8) for value in (0x0101010101010101, -1))
+    return b.bitcast(b.select(clear, ones, minus), i8x64.ir)
+
+
+# ---- scales, four at a time
+
+
+@jit_inline
+def _two_scales(first: int, second: int) -> int:
+    """Twice two numbers plus 1, for 32 elements each."""
+    return (2 * first + 1) * 0x00010001 | (2 * second + 1) * 0x00010001 << 32
+
+
+@jit_inline
+def _four_scales(fields: int, width: int) -> int:
+    """Twice four fields of `width` bits plus 1."""
+    mask = (1 << width) - 1
+    low = (fields & mask) | (fields >> width & mask) << 16
+    high = (fields >> 2 * width & mask) | (fields >> 3 * width & mask) << 16
+    return 2 * (low | high << 32) + _ONES
+
+
+# ---- one block of each type: levels to `out`, scales behind them; the factor comes back
+
+
+@jit_inline
+def _read_iq2_xxs(w: int, out: int) -> Any:
+    for j in range(4):
+        first, second = load_i64(w + 2 + 16 * j), load_i64(w + 10 + 16 * j)
+        points = _iq2_xxs(_each_byte((first & 0xFFFFFFFF) | second << 32))
+        codes = (first >> 32 & 0xFFFFFFFF) | (second >> 32 << 32)
+        _store_signed(out + 64 * j, points, _signs_of(_spread_codes(codes)))
+        store_i64(out + LEVEL_SCALES + 8 * j, _two_scales(codes >> 28 & 15, codes >> 60 & 15))
+    return load_f16(w) * float32(0.125)
+
+
+@jit_inline
+def _read_iq2_xs(w: int, out: int) -> Any:
+    for j in range(4):
+        points = _iq2_xs(_nine_bits(w + 2 + 16 * j))
+        _store_signed(out + 64 * j, points, _signs_of(_seven_bits(w + 2 + 16 * j)))
+        store_i64(out + LEVEL_SCALES + 8 * j, _four_scales(load_u16(w + 66 + 2 * j), 4))
+    return load_f16(w) * float32(0.125)
+
+
+@jit_inline
+def _read_iq2_s(w: int, out: int) -> Any:
+    for j in range(4):
+        points = _iq2_s(_iq2_s_indices(load_i64(w + 2 + 8 * j), load_u16(w + 66 + 2 * j)))
+        _store_signed(out + 64 * j, points, load_i64(w + 34 + 8 * j))
+        store_i64(out + LEVEL_SCALES + 8 * j, _four_scales(load_u16(w + 74 + 2 * j), 4))
+    return load_f16(w) * float32(0.125)
+
+
+@jit_inline
+def _read_iq3_xxs(w: int, out: int) -> Any:
+    for j in range(4):
+        points = _iq3_xxs(_sixteen_bytes(w + 2 + 16 * j))
+        codes = load_i64(w + 66 + 8 * j)
+        _store_signed(out + 64 * j, points, _signs_of(_spread_codes(codes)))
+        store_i64(out + LEVEL_SCALES + 8 * j, _two_scales(codes >> 28 & 15, codes >> 60 & 15))
+    return load_f16(w) * float32(0.25)
+
+
+@jit_inline
+def _read_iq3_s(w: int, out: int) -> Any:
+    scales = load_u32(w + 106)
+    for j in range(4):
+        points = _iq3_s(_iq3_s_indices(w + 2 + 16 * j, load_u16(w + 66 + 2 * j)))
+        _store_signed(out + 64 * j, points, load_i64(w + 74 + 8 * j))
+        store_i64(out + LEVEL_SCALES + 8 * j, _two_scales(scales >> 8 * j & 15, scales >> 8 * j + 4 & 15))
+    return load_f16(w)
+
+
+@jit_inline
+def _read_iq1_s(w: int, out: int) -> Any:
+    for j in range(4):
+        high = load_u32(w + 34 + 4 * j)
+        points = _iq1(_iq1_s_indices(load_i64(w + 2 + 8 * j), high))
+        store(out + 64 * j, points + _shifts_of_iq1_s(high & 0x8000, high & 0x80000000))
+        store_i64(out + LEVEL_SCALES + 8 * j, _two_scales(high >> 12 & 7, high >> 28 & 7))
+    return load_f16(w) * float32(0.125)
+
+
+@jit_inline
+def _read_iq1_m(w: int, out: int) -> Any:
+    for j in range(4):
+        high = load_u32(w + 32 + 4 * j)
+        points = _iq1(_iq1_m_indices(load_i64(w + 8 * j), high))
+        store(out + 64 * j, points + _shifts_of_iq1_m(high))
+        store_i64(out + LEVEL_SCALES + 8 * j, _four_scales(load_u16(w + 48 + 2 * j), 3))
+    bits = load_u16(w + 48) >> 12 | load_u16(w + 50) >> 12 << 4 | load_u16(w + 52) >> 12 << 8
+    store_i16(out + LEVEL_D, bits | load_u16(w + 54) >> 12 << 12)
+    return load_f16(out + LEVEL_D) * float32(0.125)
+
+
+def _digits(lanes: int, count: int) -> Any:
+    def digits(b: Any, a: Any, out: Any) -> None:
+        """Bytes that hold `count` digits of base 3, the first of all bytes first, as levels −1 to 1 plus 128."""
+        kind = Vector("i8", lanes)
+        x = read(b, a, kind.ir)
+        one, least = constant(kind, 1), constant(kind, _ZERO - 1)
+        for n in range(count):
+            level = least
+            for limit in (85, 170):
+                above = b.icmp_unsigned(">", x, constant(kind, limit))
+                level = b.select(above, b.add(level, one), level)
+            write(b, b.add(out, I64(lanes * n)), level)
+            x = b.add(x, b.add(x, x))
+
+    digits.__name__ = f"digits_{lanes}"
+    return emits(void, i64, i64)(digits)
+
+
+_digits32, _digits16, _digits4 = _digits(32, 5), _digits(16, 5), _digits(4, 4)
+
+
+@jit_inline
+def _read_tq1_0(w: int, out: int) -> Any:
+    _digits32(w, out)
+    _digits16(w + 32, out + 160)
+    _digits4(w + 48, out + 240)
+    for j in range(4):
+        store_i64(out + LEVEL_SCALES + 8 * j, _ONES)
+    return load_f16(w + 52)
+
+
+@emits(void, i64, i8x64)
+def _store_crumbs(b: Any, out: Any, x: Any) -> None:
+    """The lowest two bits of 64 bytes as levels −1 to 2 plus 128."""
+    write(b, out, b.add(b.and_(x, constant(i8x64, 3)), constant(i8x64, _ZERO - 1)))
+
+
+@jit_inline
+def _read_tq2_0(w: int, out: int) -> Any:
+    for j in range(2):
+        _store_crumbs(out + 128 * j, shifted(w + 32 * j, 0, 2))
+        _store_crumbs(out + 128 * j + 64, shifted(w + 32 * j, 4, 6))
+    for j in range(4):
+        store_i64(out + LEVEL_SCALES + 8 * j, _ONES)
+    return load_f16(w + 64)
+
+
+def look_up(kind: int, w: int, blocks: int, out: int) -> None:
+    """Blocks one behind another to units of `LEVEL_UNIT` bytes."""
+    size = block_bytes(kind)
+    for _ in range(blocks):
+        prefetch(w + AHEAD)
+        prefetch(w + AHEAD + 64)
+        if kind == IQ3_S:
+            d = _read_iq3_s(w, out)
+        elif kind == IQ3_XXS:
+            d = _read_iq3_xxs(w, out)
+        elif kind == IQ2_S:
+            d = _read_iq2_s(w, out)
+        elif kind == IQ2_XS:
+            d = _read_iq2_xs(w, out)
+        elif kind == IQ2_XXS:
+            d = _read_iq2_xxs(w, out)
+        elif kind == IQ1_S:
+            d = _read_iq1_s(w, out)
+        elif kind == IQ1_M:
+            d = _read_iq1_m(w, out)
+        elif kind == TQ1_0:
+            d = _read_tq1_0(w, out)
+        else:
+            d = _read_tq2_0(w, out)
+        store_f32(out + LEVEL_D, d)
+        w += size
+        out += LEVEL_UNIT
