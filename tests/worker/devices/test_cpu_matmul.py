@@ -434,6 +434,7 @@ def test_kernels_of_other_processors(processor: str, features: str, tmp_path: Pa
         "NUMBA_CPU_NAME": processor,
         "NUMBA_CPU_FEATURES": features,
         "NUMBA_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

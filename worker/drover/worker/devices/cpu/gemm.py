@@ -272,7 +272,7 @@ def pack(
 ) -> None:
     """This thread's share of some columns to tiles of 16 columns; zeros pad both ways.
 
-    They lie `step` bytes apart from x on, or, with `step` 0, at the distances from x that are listed at `places`.
+    They lie `step` bytes apart from x on, or, if `places` is not 0, at the distances from x that are listed there.
     """
     room = scratch + _TAIL
     n, width = parts(kind), padded(kind, k)

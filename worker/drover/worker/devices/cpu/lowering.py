@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import ceil, floor, inf, log, log2, pi
 
 from drover.ggml.ops import Op, RopeMode, SortOrder, float_params, int_params
-from drover.worker.devices.cpu import attention, copy, elementwise, matmul, norm, record, rope
+from drover.worker.devices.cpu import attention, copy, elementwise, experts, matmul, norm, record, rope
 from drover.worker.devices.cpu.blocks import READABLE, ROOM_BYTES, WRITABLE
 from drover.worker.devices.device import Node, Operand
 from drover.worker.devices.host import host
@@ -341,6 +341,15 @@ def _mul_mat(node: Node, threads: int) -> Draft | None:
     return Draft(record.MUL_MAT, _ints(int_params(node.params)[0]), scratch, shared, small=False)
 
 
+def _mul_mat_id(node: Node, threads: int) -> Draft | None:
+    a, b, ids = _first(node), _source(node, 1), _source(node, 2)
+    if b is None or ids is None or not experts.supported(node):
+        return None
+    scratch = experts.scratch_bytes(a.type.id, a.ne, ids.ne)
+    shared = experts.shared_bytes(a.type.id, a.ne, b.ne, ids.ne)
+    return Draft(record.MUL_MAT_ID, _ints(int_params(node.params)[0]), scratch, shared, small=False)
+
+
 RULES: dict[Op, Callable[[Node, int], Draft | None]] = {
     Op.ADD: _binary(elementwise.ADD),
     Op.SUB: _binary(elementwise.SUB),
@@ -375,4 +384,5 @@ RULES: dict[Op, Callable[[Node, int], Draft | None]] = {
     Op.ROPE_BACK: _rope(-1.0),
     Op.FLASH_ATTN_EXT: _attention,
     Op.MUL_MAT: _mul_mat,
+    Op.MUL_MAT_ID: _mul_mat_id,
 }

@@ -126,8 +126,8 @@ def store_results(b: Any, a: Any) -> None:
 
 @jit
 def column_at(x: int, step: int, places: int, column: int) -> int:
-    """Where a column starts: columns lie `step` bytes apart, or (`step` 0) at listed distances from x."""
-    return x + (column * step if step else load_i64(places + 8 * column))
+    """Where a column starts: columns lie `step` bytes apart, or at listed distances from x."""
+    return x + (load_i64(places + 8 * column) if places else column * step)
 
 
 @jit
