@@ -22,12 +22,15 @@ from drover.ggml.types import (
     I32,
     I64,
     IQ3_S,
+    IQ4_NL,
     IQ4_XS,
     MXFP4,
     NVFP4,
     Q4_0,
     Q4_1,
     Q4_K,
+    Q5_0,
+    Q5_1,
     Q8_0,
     TensorType,
 )
@@ -77,7 +80,7 @@ def _long_rows() -> Iterator[Case]:
 
 def _attentions() -> Iterator[Case]:
     """Tiles and blocks that end in the middle, groups of heads, cells split over threads."""
-    for kind in (F32, F16, Q8_0):
+    for kind in (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL):
         for heads, kv_heads, tokens, cells in ((8, 1, 1, 1500), (8, 2, 1, 70), (8, 4, 150, 200), (12, 4, 30, 129)):
             q = permuted(F32, 64, tokens, heads)
             k, v = permuted(kind, 64, cells, kv_heads), permuted(kind, 96, cells, kv_heads)

@@ -20,7 +20,10 @@ import pytest
 
 from drover.ggml import types
 from drover.ggml.tensor import Shape
-from drover.worker.devices.cpu import callees, gemm_k, kinds, matmul, quantize, record, rows
+from drover.worker.devices.cpu import callees, gemm_k, kinds, levels, matmul, quantize, record, rows
+from drover.worker.devices.cpu.callees import compiled
+from drover.worker.devices.cpu.calls import ENTRIES
+from drover.worker.devices.cpu.simd import jit
 from drover.worker.devices.cpu.sync import CALLEES, SYNC_BYTES
 from drover.worker.devices.reference.arrays import decode
 from worker.devices import cases
@@ -283,11 +286,15 @@ def step(a: Array, b: Array, c: Array) -> Array:
     return in_single(a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64))
 
 
+WITHOUT_MINIMA = ("Q6_K", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS")
+
+
 def k_parts(name: str, raw: Array) -> tuple[Array, ...]:
     """d, dm [n, blocks], whole weights (scale · q) [n, blocks, 256] and minima [n, blocks, 8] of rows of K blocks."""
     kind = types.BY_NAME[name]
     n = len(raw)
-    ends = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 208)}[name]
+    ends = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 208)}.get(name, (0, 0))
+    parts = {"IQ3_XXS": 4, "IQ2_S": 8, "IQ2_XS": 8, "IQ2_XXS": 8}.get(name, 1)
     blocks = raw.reshape(n, -1, kind.type_size)
     d, dm = (in_single(blocks[..., at : at + 2].copy().view(np.float16)[..., 0]) for at in ends)
     ones, zeros = np.float16(1).tobytes(), np.float16(0).tobytes()
@@ -297,10 +304,10 @@ def k_parts(name: str, raw: Array) -> tuple[Array, ...]:
         for at, half in zip(ends, replaced, strict=True):
             unit[..., at : at + 2] = np.frombuffer(half, np.uint8)
         flat = gguf.quants.dequantize(unit.reshape(-1, kind.type_size), gguf.GGMLQuantizationType[name])
-        return np.rint(flat).astype(np.int64).reshape(n, -1, 256)
+        return np.rint(flat * parts).astype(np.int64).reshape(n, -1, 256)
 
-    if name == "Q6_K":
-        return d, dm, values(ones, ones), np.zeros((*d.shape, 8), np.int64)
+    if name in WITHOUT_MINIMA:
+        return d / np.float32(parts), dm, values(ones, ones), np.zeros((*d.shape, 8), np.int64)
     return d, dm, values(ones, zeros), -values(zeros, ones)[..., ::32]
 
 
@@ -354,7 +361,7 @@ def many_in_order(name: str, raw: Array, x: Array) -> Array:
     return total
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", *WITHOUT_MINIMA])
 def test_sums_of_k_types_are_ggmls_to_the_last_bit(name: str) -> None:
     rng = np.random.default_rng(11)
     for count, k in ((37, 512), (7, 768), (130, 256 * 5)):
@@ -374,7 +381,9 @@ def check_one_column() -> None:
     """Every type through the row kernels of this process, bit by bit in its integers."""
     rng = np.random.default_rng(9)
     tail, room = aligned(rows.scratch_bytes(kinds.IQ3_S, 512)), aligned(8192)
-    times = single_column()
+    times, prepare, look_up = single_column(), jit(quantize.prepare), compiled(levels.look_up, 4)
+    table = np.zeros(len(ENTRIES), np.int64)
+    table[ENTRIES.index(("look_up", 4))] = look_up.address
     for name in TYPES:
         count, k = 5, {1: 77, 32: 416, 64: 448, 128: 640, 256: 512}[types.BY_NAME[name].block_size]
         kind = types.BY_NAME[name].id
@@ -384,9 +393,9 @@ def check_one_column() -> None:
         x = rng.standard_normal((1, k)).astype(np.float32)
         y, out = aligned(stride), np.zeros(count, np.float32)
         x_at, y_at = int(x.ctypes.data), int(y.ctypes.data)
-        quantize.prepare(kind, form, x_at, types.F32.id, k, y_at, int(room.ctypes.data))
+        prepare(kind, form, x_at, types.F32.id, k, y_at, int(room.ctypes.data))
         rest = (int(w.ctypes.data), w.strides[0], count, k, y_at, stride, int(out.ctypes.data), 4, 0)
-        times(callees.table(), form, kind, *rest, int(tail.ctypes.data))
+        times(int(table.ctypes.data), form, kind, *rest, int(tail.ctypes.data))
         wrong = error(out, as_ggml_sees(name, x)[0] @ values.T)
         assert wrong < max(EXACT[name], 1e-10), (name, wrong)
         assert kinds.block_bytes(kind) == types.BY_NAME[name].type_size
@@ -394,7 +403,6 @@ def check_one_column() -> None:
 
 def single_column() -> Any:
     """One column only, so that a test does not compile the kernels for more."""
-    from drover.worker.devices.cpu.simd import jit
 
     @jit
     def times(

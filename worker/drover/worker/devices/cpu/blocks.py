@@ -10,11 +10,16 @@ from numba import float32
 from numba.core.typing.templates import signature
 
 from drover.worker.devices.cpu import calls
+from drover.worker.devices.cpu.fours import CODEBOOK, decode_fours, decode_nvfp4
 from drover.worker.devices.cpu.kinds import (
+    IQ4_NL,
     IQ4_XS,
     NVFP4,
     Q2_K,
     Q3_K,
+    Q4_1,
+    Q5_0,
+    Q5_1,
     TYPES,
     block_bytes,
     bytes_of,
@@ -41,14 +46,18 @@ from drover.worker.devices.cpu.simd import (
     jit,
     load_f32,
     load_f32x16,
+    load_u8,
     max_lanes,
     maximum,
+    min_lanes,
+    minimum,
     nearest,
     shuffle,
     splat_f32x16,
     store,
     store_f16,
     store_i8,
+    store_i32,
     to_i8,
     to_i32,
     void,
@@ -58,10 +67,8 @@ from drover.worker.devices.cpu.vector import load_row, move, store_row
 from drover.worker.devices.cpu.weights import (
     clear,
     copy,
-    decode_fours,
     decode_iq4_xs,
     decode_levels,
-    decode_nvfp4,
     decode_q2_k,
     decode_q3_k,
     decode_q4_k,
@@ -71,7 +78,7 @@ from drover.worker.devices.cpu.weights import (
 
 READABLE = TYPES | {I32}
 """Types `dequantize` knows (I32 stays as it is)."""
-WRITABLE = frozenset((Q4_0, Q8_0))
+WRITABLE = frozenset((Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL))
 """Quantized types `quantize` knows."""
 ROOM_BYTES = 1024
 _VALUES = 256
@@ -173,12 +180,22 @@ def _read_k(table: int, source: int, kind: int, target: int, room: int) -> None:
 
 
 def quantize(source: int, target: int, kind: int, count: int) -> None:
-    """A row of `count` floats (whole blocks) as Q8_0 or Q4_0."""
+    """A row of `count` floats (whole blocks) as one of the `WRITABLE` types."""
+    size = block_bytes(kind)
     for block in range(count // 32):
+        x, out = source + 128 * block, target + size * block
         if kind == Q8_0:
-            _write_q8_0(source + 128 * block, target + 34 * block)
+            _write_q8_0(x, out)
+        elif kind == Q4_0:
+            _write_signed(x, out, 8)
+        elif kind == Q5_0:
+            _write_signed(x, out, 16)
+        elif kind == Q4_1:
+            _write_between(x, out, 15)
+        elif kind == Q5_1:
+            _write_between(x, out, 31)
         else:
-            _write_q4_0(source + 128 * block, target + 18 * block)
+            _write_iq4_nl(x, out)
 
 
 @jit
@@ -192,16 +209,84 @@ def _write_q8_0(source: int, target: int) -> None:
 
 
 @jit
-def _write_q4_0(source: int, target: int) -> None:
+def _extreme(source: int) -> Any:
+    """The first of 32 floats whose magnitude is largest."""
     extreme = float32(0.0)
     for i in range(32):
         x = load_f32(source + 4 * i)
         if abs(x) > abs(extreme):
             extreme = x
-    d = float32(extreme / float32(-8.0))
-    inverse = float32(1.0) / d if d != 0.0 else float32(0.0)
+    return extreme
+
+
+@jit
+def _write_signed(source: int, target: int, half: int) -> None:
+    """Q4_0 and Q5_0: the largest element becomes −half."""
+    d = float32(_extreme(source) / float32(-half))
     store_f16(target, d)
+    inverse = float32(1.0) / d if d != 0.0 else float32(0.0)
+    _write_levels(source, float32(0.0), inverse, float32(float32(half) + float32(0.5)), 2 * half - 1, target + 2)
+
+
+@jit
+def _write_between(source: int, target: int, top: int) -> None:
+    """Q4_1 and Q5_1: the least element becomes 0, the greatest `top`."""
+    low, high = load_f32x16(source), load_f32x16(source + 64)
+    least, greatest = min_lanes(minimum(low, high)), max_lanes(maximum(low, high))
+    d = float32((greatest - least) / float32(top))
+    store_f16(target, d)
+    store_f16(target + 2, least)
+    inverse = float32(1.0) / d if d != 0.0 else float32(0.0)
+    _write_levels(source, least, inverse, float32(0.5), top, target + 4)
+
+
+@jit
+def _write_levels(source: int, least: Any, inverse: Any, shift: Any, top: int, target: int) -> None:
+    """(x − least) · inverse + shift, cut to 0..top: the fifth bits, if levels have five, and nibbles behind them."""
+    bits = 0
+    nibbles = target + (4 if top == 31 else 0)
     for i in range(16):
-        low = min(15, int(load_f32(source + 4 * i) * inverse + float32(8.5)))
-        high = min(15, int(load_f32(source + 64 + 4 * i) * inverse + float32(8.5)))
-        store_i8(target + 2 + i, low | high << 4)
+        low = _level(load_f32(source + 4 * i), least, inverse, shift, top)
+        high = _level(load_f32(source + 64 + 4 * i), least, inverse, shift, top)
+        store_i8(nibbles + i, (low & 15) | (high & 15) << 4)
+        bits |= (low >> 4) << i | (high >> 4) << (16 + i)
+    if top == 31:
+        store_i32(target, bits)
+
+
+@jit
+def _level(x: Any, least: Any, inverse: Any, shift: Any, top: int) -> int:
+    level = float32(float32(float32(x - least) * inverse) + shift)
+    return int(min(level, float32(top))) if level > 0.0 else 0
+
+
+@jit
+def _write_iq4_nl(source: int, target: int) -> None:
+    """The plain scale first; the one that is kept fits the levels found under it best."""
+    extreme = _extreme(source)
+    if abs(extreme) < 1e-15:
+        clear(target, 18)
+        return
+    factor = float32(1.0) / float32(extreme / float32(-127.0))
+    by_x, by_level = float32(0.0), float32(0.0)
+    for i in range(32):
+        x = load_f32(source + 4 * i)
+        q = _nearest(float32(factor * x))
+        level = float32(CODEBOOK[q])
+        weighted = float32(float32(x * x) * level)
+        by_x = float32(by_x + float32(weighted * x))
+        by_level = float32(by_level + float32(weighted * level))
+        if i < 16:
+            store_i8(target + 2 + i, q)
+        else:
+            store_i8(target + i - 14, load_u8(target + i - 14) | q << 4)
+    store_f16(target, float32(by_x / by_level) if by_level != 0.0 else float32(0.0))
+
+
+@jit
+def _nearest(x: Any) -> int:
+    """The number of the nearest level of IQ4_NL, the upper one of two equally near."""
+    upper = 1
+    while upper < 15 and float32(CODEBOOK[upper]) <= x:
+        upper += 1
+    return upper - 1 if float32(x - float32(CODEBOOK[upper - 1])) < float32(float32(CODEBOOK[upper]) - x) else upper

@@ -25,14 +25,17 @@ _FUNCTIONS: dict[str, Callable[..., None]] = {
 
 
 @cache  # also because the code goes when the objects do
-def _compiled() -> tuple[npt.NDArray[np.int64], list[Any]]:
-    kept = []
-    for name, count in ENTRIES:
-        signature = numba.void(*[numba.int64] * count)
-        kept.append(numba.cfunc(signature, cache=True, error_model="numpy")(_FUNCTIONS[name]))
-    return np.array([function.address for function in kept], np.int64), kept
+def _table() -> tuple[npt.NDArray[np.int64], list[Any]]:
+    functions = [compiled(_FUNCTIONS[name], count) for name, count in ENTRIES]
+    return np.array([function.address for function in functions], np.int64), functions
+
+
+def compiled(function: Callable[..., None], count: int) -> Any:
+    """A function of `count` integers that can be called by its `address`, as long as this object lives."""
+    signature = numba.void(*[numba.int64] * count)
+    return numba.cfunc(signature, cache=True, error_model="numpy")(function)
 
 
 def table() -> int:
     """The address of the table, its functions compiled or loaded from numba's cache; good for ever."""
-    return int(_compiled()[0].ctypes.data)
+    return int(_table()[0].ctypes.data)

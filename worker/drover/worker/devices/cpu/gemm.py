@@ -11,6 +11,7 @@ import numba
 from llvmlite import ir
 from numba.core.typing.templates import signature
 
+from drover.worker.devices.cpu.fours import decode_fours, decode_nvfp4
 from drover.worker.devices.cpu.kinds import (
     F16_ID,
     F32_ID,
@@ -57,7 +58,7 @@ from drover.worker.devices.cpu.tiles import (
     write_results,
     zero_results,
 )
-from drover.worker.devices.cpu.weights import clear, copy, decode_fours, decode_nvfp4
+from drover.worker.devices.cpu.weights import clear, copy
 
 COMPILED: Final = TILES and DOT_BF16 and "amx-bf16" in FEATURES
 """Whether the processor has the instructions; the system must still permit them."""
@@ -257,7 +258,7 @@ def _expand_floats(kind: int, w: int, row: int, rows: int, k: int, out: int, tai
 
 
 def pack(
-    _calls: int,
+    _table: int,
     kind: int,
     tid: int,
     nth: int,
@@ -316,7 +317,7 @@ def _pack_group(kind: int, n: int, source: int, left: int, out: int, room: int) 
 
 
 def multiply_panel(
-    _calls: int, kind: int, w: int, row: int, rows: int, k: int, x: int, columns: int, out: int, step: int, scratch: int
+    _table: int, kind: int, w: int, row: int, rows: int, k: int, x: int, columns: int, out: int, step: int, scratch: int
 ) -> None:
     """`rows` rows of weights, `row` bytes apart, times packed columns; a column of results every `step` bytes."""
     panel = scratch + _ROOM

@@ -165,7 +165,7 @@ _finish_plain, _finish_by_32, _finish_by_16 = _finish(0, 0), _finish(SUMS_OF_32,
 
 
 def pack(
-    calls_: int,
+    table: int,
     kind: int,
     tid: int,
     nth: int,
@@ -191,7 +191,7 @@ def pack(
             unit = scratch + column * K_UNIT
             if first + column < columns:
                 source = column_at(x, step, places, first + column) + block * 256 * size
-                calls.prepare(calls_, kind, KS, source, x_kind, 256, unit, room)
+                calls.prepare(table, kind, KS, source, x_kind, 256, unit, room)
             else:
                 clear(unit, K_UNIT)
         at = out + item * _X_UNIT
@@ -201,7 +201,7 @@ def pack(
 
 
 @jit
-def _fill_panel(calls_: int, kind: int, w: int, row: int, rows: int, blocks: int, panel: int, room: int) -> None:
+def _fill_panel(table: int, kind: int, w: int, row: int, rows: int, blocks: int, panel: int, room: int) -> None:
     """Rows of weights to units, those of one block side by side; `room` is for a block of looked-up levels."""
     groups = (rows + 15) // 16
     offset = offset_of(kind)
@@ -224,7 +224,7 @@ def _fill_panel(calls_: int, kind: int, w: int, row: int, rows: int, blocks: int
                 elif kind == IQ4_XS:
                     _expand(decode_iq4_xs(a), offset, out, head)
                 else:
-                    calls.look_up(calls_, kind, a, 1, room)
+                    calls.look_up(table, kind, a, 1, room)
                     _expand(decode_levels(room), offset, out, head)
                 a += block_bytes(kind)
 
@@ -233,12 +233,12 @@ def _fill_panel(calls_: int, kind: int, w: int, row: int, rows: int, blocks: int
 
 
 def multiply_panel(
-    calls_: int, kind: int, w: int, row: int, rows: int, k: int, x: int, columns: int, out: int, step: int, scratch: int
+    table: int, kind: int, w: int, row: int, rows: int, k: int, x: int, columns: int, out: int, step: int, scratch: int
 ) -> None:
     """`rows` rows of weights, `row` bytes apart, times packed columns; a column of results every `step` bytes."""
     panel, totals = scratch + _ROOM, scratch + _TOTALS
     blocks, groups = k // 256, (rows + 15) // 16
-    _fill_panel(calls_, kind, w, row, rows, blocks, panel, scratch)
+    _fill_panel(table, kind, w, row, rows, blocks, panel, scratch)
     for c in range(0, columns, 32):
         for i in range(0, groups * 2 * TILE_BYTES, 64):
             store(totals + i, zero_f32x16())

@@ -14,6 +14,7 @@ from numba.core import cgutils
 
 from drover.ggml import types
 from drover.ggml.types import TensorType
+from drover.worker.devices.cpu.fours import AHEAD
 from drover.worker.devices.cpu.kinds import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, TQ1_0, block_bytes
 from drover.worker.devices.cpu.simd import (
     AVX512,
@@ -48,7 +49,7 @@ from drover.worker.devices.cpu.simd import (
     void,
     write,
 )
-from drover.worker.devices.cpu.weights import AHEAD, LEVEL_D, LEVEL_SCALES, LEVEL_UNIT, shifted
+from drover.worker.devices.cpu.weights import LEVEL_D, LEVEL_SCALES, LEVEL_UNIT, shifted
 from drover.worker.devices.reference import grids
 
 _ZERO = 128

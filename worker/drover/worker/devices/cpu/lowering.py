@@ -300,7 +300,7 @@ def _attention(node: Node, threads: int) -> Draft | None:
     kv_heads = max(k.ne[2], v.ne[2])
     fits = all(x.ne[0] % 16 == 0 and 0 < x.ne[0] <= _WIDEST_HEAD for x in (q, v)) and q.ne[2] % kv_heads == 0
     fits = fits and kv_heads % k.ne[2] == 0 and kv_heads % v.ne[2] == 0
-    kinds = FLOATS | {record.Q8_0}
+    kinds = FLOATS | WRITABLE
     if not fits or any(x.type.id not in kinds or x.nb[0] != x.type.type_size for x in (k, v)):
         return None
     if mask is not None and not (mask.type.id in (record.F16, record.F32) and mask.nb[0] == mask.type.type_size):
