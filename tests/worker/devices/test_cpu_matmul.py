@@ -381,9 +381,9 @@ def check_one_column() -> None:
     """Every type through the row kernels of this process, bit by bit in its integers."""
     rng = np.random.default_rng(9)
     tail, room = aligned(rows.scratch_bytes(kinds.IQ3_S, 512)), aligned(8192)
-    times, prepare, look_up = single_column(), jit(quantize.prepare), compiled(levels.look_up, 4)
+    times, prepare, look_up = single_column(), jit(quantize.prepare), compiled(levels.look_up, 5)
     table = np.zeros(len(ENTRIES), np.int64)
-    table[ENTRIES.index(("look_up", 4))] = look_up.address
+    table[ENTRIES.index(("look_up", 5))] = look_up.address
     for name in TYPES:
         count, k = 5, {1: 77, 32: 416, 64: 448, 128: 640, 256: 512}[types.BY_NAME[name].block_size]
         kind = types.BY_NAME[name].id
@@ -393,7 +393,7 @@ def check_one_column() -> None:
         x = rng.standard_normal((1, k)).astype(np.float32)
         y, out = aligned(stride), np.zeros(count, np.float32)
         x_at, y_at = int(x.ctypes.data), int(y.ctypes.data)
-        prepare(kind, form, x_at, types.F32.id, k, y_at, int(room.ctypes.data))
+        prepare(0, kind, form, x_at, types.F32.id, k, y_at, int(room.ctypes.data))
         rest = (int(w.ctypes.data), w.strides[0], count, k, y_at, stride, int(out.ctypes.data), 4, 0)
         times(int(table.ctypes.data), form, kind, *rest, int(tail.ctypes.data))
         wrong = error(out, as_ggml_sees(name, x)[0] @ values.T)

@@ -286,7 +286,7 @@ def _load_cells(source: int, step: int, kind: int, width: int, target: int, used
             if kind in (F32, F16, BF16, Q8_0):
                 widen(place, kind, line, width)
             else:
-                calls.dequantize(table, table, place, kind, line, width, room)
+                calls.dequantize(table, place, kind, line, width, room)
         else:
             for j in range(0, width, 16):
                 store(line + 4 * j, zero_f32x16())

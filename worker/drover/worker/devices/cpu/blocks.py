@@ -179,7 +179,7 @@ def _read_k(table: int, source: int, kind: int, target: int, room: int) -> None:
         _store_k(decode_levels(room), offset, target)
 
 
-def quantize(source: int, target: int, kind: int, count: int) -> None:
+def quantize(_table: int, source: int, target: int, kind: int, count: int) -> None:
     """A row of `count` floats (whole blocks) as one of the `WRITABLE` types."""
     size = block_bytes(kind)
     for block in range(count // 32):

@@ -21,22 +21,22 @@ def _callee(name: str, count: int) -> Any:
 
     def call_by_address(b: Any, table: Any, *arguments: Any) -> None:
         kind = ir.FunctionType(ir.VoidType(), [I64] * count)
-        b.call(b.inttoptr(read(b, b.add(table, I64(place)), I64), kind.as_pointer()), arguments)
+        b.call(b.inttoptr(read(b, b.add(table, I64(place)), I64), kind.as_pointer()), (table, *arguments))
 
     call_by_address.__name__ = f"call_{name}"
-    return emits(void, *[i64] * (1 + count))(call_by_address)
+    return emits(void, *[i64] * count)(call_by_address)
 
 
-# Each takes the address of the table first, and hands it on where the function wants it as its first argument.
+# The first argument of each is the address of the table.
 times_columns = _callee("times_columns", 12)
 pack = _callee("pack", 12)
 pack_k = _callee("pack_k", 12)
 multiply_panel = _callee("multiply_panel", 11)
 multiply_panel_k = _callee("multiply_panel_k", 11)
-prepare = _callee("prepare", 7)
-look_up = _callee("look_up", 4)
+prepare = _callee("prepare", 8)
+look_up = _callee("look_up", 5)
 dequantize = _callee("dequantize", 6)
-quantize = _callee("quantize", 4)
+quantize = _callee("quantize", 5)
 
 
 @emits(i64, i64)

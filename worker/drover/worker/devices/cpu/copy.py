@@ -91,7 +91,7 @@ def _copy_run(record: int, x: int, step0: int, y: int, step1: int, count: int, t
         for i in range(count):
             store_f32(y + i * step1, load_i32(x + i * step0))
     elif mode == READ_BLOCKS:
-        calls.dequantize(table, table, x, word(record, TYPE0), y, count, scratch)
+        calls.dequantize(table, x, word(record, TYPE0), y, count, scratch)
     else:
         calls.quantize(table, x, y, word(record, TYPE_DST), count)
 
@@ -189,7 +189,7 @@ def get_rows(record: int, _thread: int, threads: int, scratch: int, _shared: int
                 continue
             x = row_address(record, SRC, NB0, index, i2, i3)
             y = row_address(record, DST, NB_DST, i1, i2, i3)
-            calls.dequantize(table, table, x, kind, y, ne0, scratch)
+            calls.dequantize(table, x, kind, y, ne0, scratch)
 
 
 @jit

@@ -233,9 +233,9 @@ def _prepare(record: int, nth: int, scratch: int, shared: int, least: int, sync:
             places = _distances(record, shared) + 8 * first
             out = _tiles(record, shared) + _packed_bytes(kind, k, load_i64(_packed(record, shared) + 8 * e))
             if is_k(kind):
-                calls.pack_k(table, table, kind, 0, 1, x, x_kind, 0, count, places, k, out, scratch)
+                calls.pack_k(table, kind, 0, 1, x, x_kind, 0, count, places, k, out, scratch)
             else:
-                calls.pack(table, table, kind, 0, 1, x, x_kind, 0, count, places, k, out, scratch)
+                calls.pack(table, kind, 0, 1, x, x_kind, 0, count, places, k, out, scratch)
 
 
 @jit
@@ -300,7 +300,7 @@ def _by_rows(record: int, e: int, first: int, rows: int, scratch: int, shared: i
             for j in range(count):
                 move(gathered + j * stride, _prepared(record, shared, i + j), stride)
             y, out, step = gathered, results, 4 * _MOST_ROWS
-        calls.times_columns(table, table, kind, w, row, rows, k, y, stride, count, out, step, scratch)
+        calls.times_columns(table, kind, w, row, rows, k, y, stride, count, out, step, scratch)
         if count > 1:
             for j in range(count):
                 move(_result(record, shared, i + j, first), results + j * step, 4 * rows)
@@ -317,8 +317,8 @@ def _by_tiles(record: int, e: int, first: int, rows: int, scratch: int, shared: 
     pairs = word(record, NE2) * word(record, NE2 + 1)
     results, panel = scratch, scratch + step * pairs
     if is_k(kind):
-        calls.multiply_panel_k(table, table, kind, w, row, rows, k, x, count, results, step, panel)
+        calls.multiply_panel_k(table, kind, w, row, rows, k, x, count, results, step, panel)
     else:
-        calls.multiply_panel(table, table, kind, w, row, rows, k, x, count, results, step, panel)
+        calls.multiply_panel(table, kind, w, row, rows, k, x, count, results, step, panel)
     for i in range(count):
         move(_result(record, shared, start + i, first), results + i * step, 4 * rows)

@@ -339,7 +339,7 @@ def _read_tq2_0(w: int, out: int) -> Any:
     return load_f16(w + 64)
 
 
-def look_up(kind: int, w: int, blocks: int, out: int) -> None:
+def look_up(_table: int, kind: int, w: int, blocks: int, out: int) -> None:
     """Blocks one behind another to units of `LEVEL_UNIT` bytes."""
     size = block_bytes(kind)
     for _ in range(blocks):

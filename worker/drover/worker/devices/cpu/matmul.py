@@ -100,7 +100,6 @@ def _by_rows(record: int, tid: int, nth: int, scratch: int, shared: int, sync: i
         row = word(record, NB0 + 1)
         calls.times_columns(
             calls.table_of(sync),
-            calls.table_of(sync),
             kind,
             w + first * row,
             row,
@@ -152,9 +151,9 @@ def _by_tiles(record: int, tid: int, nth: int, scratch: int, shared: int, sync: 
         x = _column(record, 0, i % heads, i // heads)
         x_kind, x_step, place = word(record, TYPE1), word(record, NB1 + 1), shared + i * batch
         if k_type:
-            calls.pack_k(table, table, kind, tid, nth, x, x_kind, x_step, columns, 0, k, place, scratch)
+            calls.pack_k(table, kind, tid, nth, x, x_kind, x_step, columns, 0, k, place, scratch)
         else:
-            calls.pack(table, table, kind, tid, nth, x, x_kind, x_step, columns, 0, k, place, scratch)
+            calls.pack(table, kind, tid, nth, x, x_kind, x_step, columns, 0, k, place, scratch)
     barrier(sync, nth)
     configure(scratch)
     all_rows = rows * heads * outer
@@ -172,7 +171,7 @@ def _by_tiles(record: int, tid: int, nth: int, scratch: int, shared: int, sync: 
         out = word(record, DST) + p * word(record, NB_DST + 2) + q * word(record, NB_DST + 3) + 4 * first
         some = min(most, rows - first)
         if k_type:
-            calls.multiply_panel_k(table, table, kind, w, row, some, k, shared + i * batch, columns, out, step, scratch)
+            calls.multiply_panel_k(table, kind, w, row, some, k, shared + i * batch, columns, out, step, scratch)
         else:
-            calls.multiply_panel(table, table, kind, w, row, some, k, shared + i * batch, columns, out, step, scratch)
+            calls.multiply_panel(table, kind, w, row, some, k, shared + i * batch, columns, out, step, scratch)
     release()

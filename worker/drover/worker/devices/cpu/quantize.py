@@ -98,7 +98,7 @@ def stride_of(form: int, k: int) -> int:
     return (k + 63) // 64 * 256
 
 
-def prepare(kind: int, form: int, x: int, x_kind: int, k: int, out: int, scratch: int) -> None:
+def prepare(_table: int, kind: int, form: int, x: int, x_kind: int, k: int, out: int, scratch: int) -> None:
     """Write k elements at x (F32 or F16, contiguous) in a form; `scratch` holds a column of floats."""
     unit = 256 if form == KS else (64 if form == FLOATS else 128)
     padded = (k + unit - 1) // unit * unit
