@@ -20,6 +20,8 @@ from drover.worker.devices.cpu.kinds import (
     Q4_1,
     Q5_0,
     Q5_1,
+    TQ1_0,
+    TQ2_0,
     TYPES,
     block_bytes,
     bytes_of,
@@ -65,6 +67,7 @@ from drover.worker.devices.cpu.simd import (
 )
 from drover.worker.devices.cpu.vector import load_row, move, store_row
 from drover.worker.devices.cpu.weights import (
+    as_k,
     clear,
     copy,
     decode_iq4_xs,
@@ -74,6 +77,8 @@ from drover.worker.devices.cpu.weights import (
     decode_q4_k,
     decode_q5_k,
     decode_q6_k,
+    decode_tq1_0,
+    decode_tq2_0,
 )
 
 READABLE = TYPES | {I32}
@@ -172,11 +177,15 @@ def _read_k(table: int, source: int, kind: int, target: int, room: int) -> None:
         _store_k(decode_q3_k(source), offset, target)
     elif kind == Q6_K:
         _store_k(decode_q6_k(source), offset, target)
+    elif kind == TQ1_0:
+        _store_k(decode_tq1_0(source), offset, target)
+    elif kind == TQ2_0:
+        _store_k(decode_tq2_0(source), offset, target)
     elif kind == IQ4_XS:
-        _store_k(decode_iq4_xs(source), offset, target)
+        _store_k(as_k(decode_iq4_xs(source)), offset, target)
     else:
         calls.look_up(table, kind, source, 1, room)
-        _store_k(decode_levels(room), offset, target)
+        _store_k(as_k(decode_levels(room)), offset, target)
 
 
 def quantize(_table: int, source: int, target: int, kind: int, count: int) -> None:

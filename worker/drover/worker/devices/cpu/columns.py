@@ -17,6 +17,7 @@ from drover.worker.devices.cpu.quantize import (
 )
 from drover.worker.devices.cpu.simd import (
     F32,
+    I1,
     I32,
     I64,
     Vector,
@@ -145,11 +146,10 @@ def _dot_k(mend: Any) -> Any:
 dot_q2_k, dot_q4_k, dot_q5_k, dot_q6_k = map(_dot_k, (_minima_by_two, _minima_by_four, _minima_in_one, _offset_taken))
 
 
-def _magnitudes(b: Any, x: Any, offset: Any) -> tuple[Any, Any]:
-    """What bytes that count from `offset` amount to, and where they are negative."""
-    signed = b.sub(x, offset)
-    negative = b.icmp_signed("<", signed, constant(i8x64, 0))
-    return b.select(negative, b.neg(signed), signed), negative
+def _sizes(b: Any, x: Any) -> tuple[Any, Any]:
+    """Signed bytes without their signs, and where they are negative."""
+    negative = b.icmp_signed("<", x, constant(i8x64, 0))
+    return b.select(negative, b.neg(x), x), negative
 
 
 def _turned(b: Any, x: Any, negative: Any) -> Any:
@@ -158,16 +158,17 @@ def _turned(b: Any, x: Any, negative: Any) -> Any:
 
 @emits_for(_first, 4)
 def dot_signed(b: Any, totals: Any, block: Any, y: Any, stride: Any) -> Any:
-    """Like those of `_dot_k`, for bytes that count from 128: signs go over to the activations."""
-    q = [_magnitudes(b, b.extract_value(block, i), constant(i8x64, -128)) for i in range(4)]
-    scales, d = b.extract_value(block, 4), b.extract_value(block, 6)
+    """Like those of `_dot_k`, for a signed block: signs go over to the activations."""
+    q = [b.extract_value(block, i) for i in range(4)]
+    negative = [b.bitcast(b.extract_value(block, (6, i)), ir.VectorType(I1, 64)) for i in range(4)]
+    scales, d = b.extract_value(block, 4), b.extract_value(block, 5)
     s = [shuffle(b, scales, [4 * j + i // 8 for i in range(32)]) for j in range(4)]
     for i in range(totals.type.count):
         at = _column(b, y, stride, i)
         whole = constant(i32x16, 0)
         for j in range(4):
-            x = _turned(b, read(b, b.add(at, I64(64 + 64 * j)), i8x64.ir), q[j][1])
-            whole = dot_pairs(b, whole, add_byte_pairs(b, q[j][0], x), s[j])
+            x = _turned(b, read(b, b.add(at, I64(64 + 64 * j)), i8x64.ir), negative[j])
+            whole = dot_pairs(b, whole, add_byte_pairs(b, q[j], x), s[j])
         sums = _and_nothing(b, b.add(*halves(b, whole)))
         scale = b.fmul(d, read(b, b.add(at, I64(K_SCALE)), F32))
         total = fused(b, b.sitofp(sums, f32x16.ir), broadcast(b, scale, 16), b.extract_value(totals, i))
@@ -178,7 +179,7 @@ def dot_signed(b: Any, totals: Any, block: Any, y: Any, stride: Any) -> Any:
 @emits_for(_first, 4)
 def dot_nvfp4(b: Any, totals: Any, block: Any, y: Any, stride: Any) -> Any:
     """Like `dot_fours`, where both halves of a block have factors."""
-    parts = [_magnitudes(b, b.extract_value(block, i), constant(i8x64, 12)) for i in (0, 1)]
+    parts = [_sizes(b, b.sub(b.extract_value(block, i), constant(i8x64, 12))) for i in (0, 1)]
     factors = [b.extract_value(block, i) for i in (2, 3)]
     for i in range(totals.type.count):
         at = _column(b, y, stride, i)

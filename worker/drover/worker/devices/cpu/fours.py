@@ -71,7 +71,13 @@ def _table_lookup(b: Any, table: list[int], x: Any) -> Any:
 
 
 @emits(i8x64, i8x64)
-def from_codebook(b: Any, x: Any) -> Any:
+def sizes_in_codebook(b: Any, x: Any) -> Any:
+    """The values of IQ4_NL without their signs: the first eight are negative."""
+    return _table_lookup(b, [abs(value) for value in CODEBOOK], x)
+
+
+@emits(i8x64, i8x64)
+def _from_codebook(b: Any, x: Any) -> Any:
     """The values of IQ4_NL, plus 128."""
     return _table_lookup(b, [value + 128 - 256 * (value >= 0) for value in CODEBOOK], x)
 
@@ -133,7 +139,7 @@ def decode_iq4_nl(w: int) -> Any:
     prefetch(w + AHEAD)
     q = _four_of_16(w + 2, 18)
     d = _four_f16(w, 18)
-    return from_codebook(q & 15), from_codebook(high_nibbles(q)), d, d
+    return _from_codebook(q & 15), _from_codebook(high_nibbles(q)), d, d
 
 
 @jit_inline

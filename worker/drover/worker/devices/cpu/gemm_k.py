@@ -11,7 +11,19 @@ from typing import Any, Final
 from numba.core.typing.templates import signature
 
 from drover.worker.devices.cpu import calls
-from drover.worker.devices.cpu.kinds import F16_ID, IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, block_bytes, offset_of
+from drover.worker.devices.cpu.kinds import (
+    F16_ID,
+    IQ4_XS,
+    Q2_K,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    TQ1_0,
+    TQ2_0,
+    block_bytes,
+    offset_of,
+)
 from drover.worker.devices.cpu.products import loop, transpose
 from drover.worker.devices.cpu.quantize import K_SCALE, K_UNIT, KS, SUMS_OF_16, SUMS_OF_32
 from drover.worker.devices.cpu.simd import (
@@ -50,6 +62,7 @@ from drover.worker.devices.cpu.tiles import (
     zero_results,
 )
 from drover.worker.devices.cpu.weights import (
+    as_k,
     clear,
     decode_iq4_xs,
     decode_levels,
@@ -58,6 +71,8 @@ from drover.worker.devices.cpu.weights import (
     decode_q4_k,
     decode_q5_k,
     decode_q6_k,
+    decode_tq1_0,
+    decode_tq2_0,
 )
 
 COMPILED: Final = TILES and "amx-int8" in FEATURES
@@ -221,11 +236,15 @@ def _fill_panel(table: int, kind: int, w: int, row: int, rows: int, blocks: int,
                     _expand(decode_q3_k(a), offset, out, head)
                 elif kind == Q6_K:
                     _expand(decode_q6_k(a), offset, out, head)
+                elif kind == TQ1_0:
+                    _expand(decode_tq1_0(a), offset, out, head)
+                elif kind == TQ2_0:
+                    _expand(decode_tq2_0(a), offset, out, head)
                 elif kind == IQ4_XS:
-                    _expand(decode_iq4_xs(a), offset, out, head)
+                    _expand(as_k(decode_iq4_xs(a)), offset, out, head)
                 else:
                     calls.look_up(table, kind, a, 1, room)
-                    _expand(decode_levels(room), offset, out, head)
+                    _expand(as_k(decode_levels(room)), offset, out, head)
                 a += block_bytes(kind)
 
 

@@ -17,7 +17,7 @@ THIRTY_TWOS: Final = 2
 KS: Final = 3
 """Blocks of 256, read into registers."""
 LEVELS: Final = 4
-"""Blocks of 256 whose levels are looked up: read by `levels` into memory, as blocks of one simple type."""
+"""Blocks of 256 whose levels are looked up in grids: read by `levels` into memory, as blocks of one simple type."""
 
 
 class Kind(NamedTuple):
@@ -58,8 +58,8 @@ KINDS: Final = (
     Kind(types.IQ2_S, LEVELS, 128),
     Kind(types.IQ3_XXS, LEVELS, 128),
     Kind(types.IQ3_S, LEVELS, 128),
-    Kind(types.TQ1_0, LEVELS, 128),
-    Kind(types.TQ2_0, LEVELS, 128),
+    Kind(types.TQ1_0, KS, 1),
+    Kind(types.TQ2_0, KS, 1),
 )
 TYPES: Final = frozenset(kind.type.id for kind in KINDS)
 """The types there are decoders for."""

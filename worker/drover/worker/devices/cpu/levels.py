@@ -1,8 +1,9 @@
 """Blocks of 256 whose levels are looked up, to blocks of one simple type in memory: levels, scales and a factor.
 
-The levels of IQ types are points of a grid, of 4 or 8 levels each, with signs beside them; those of TQ types are digits
-of base 3 or 4. Layouts: docs/protocol.md section 5.1; what comes out: `LEVEL_UNIT` and after it in `weights`. Grids
-become constants of the compiled code, so the `gguf` package is needed where kernels are compiled.
+The levels of IQ1, IQ2 and IQ3 are points of a grid, of 4 or 8 levels each, with signs beside them. Those of IQ2 are
+copied one by one, which leaves the vector units to who multiplies. Layouts: docs/protocol.md section 5.1; what comes
+out: `LEVEL_UNIT` and after it in `weights`. Grids become constants of the compiled code, so the `gguf` package is
+needed where kernels are compiled.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ from numba.core import cgutils
 from drover.ggml import types
 from drover.ggml.types import TensorType
 from drover.worker.devices.cpu.fours import AHEAD
-from drover.worker.devices.cpu.kinds import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, TQ1_0, block_bytes
+from drover.worker.devices.cpu.kinds import IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, block_bytes
 from drover.worker.devices.cpu.simd import (
     AVX512,
     I1,
@@ -37,6 +38,7 @@ from drover.worker.devices.cpu.simd import (
     jit_inline,
     load_f16,
     load_i64,
+    load_u8,
     load_u16,
     load_u32,
     prefetch,
@@ -49,11 +51,9 @@ from drover.worker.devices.cpu.simd import (
     void,
     write,
 )
-from drover.worker.devices.cpu.weights import LEVEL_D, LEVEL_SCALES, LEVEL_UNIT, shifted
+from drover.worker.devices.cpu.weights import LEVEL_D, LEVEL_SCALES, LEVEL_SIGNS, LEVEL_UNIT
 from drover.worker.devices.reference import grids
 
-_ZERO = 128
-"""What levels count from here."""
 _ONES = 0x0001000100010001
 
 
@@ -78,27 +78,47 @@ def _gather(b: Any, table: Any, indices: Any) -> Any:
     return found
 
 
-def _points(kind: TensorType, indices: Vector, factor: int = 1, shift: int = 0) -> Any:
-    """An instruction that looks points up: 64 levels, times `factor`, plus `shift`."""
+def _table(b: Any, kind: TensorType, factor: int = 1) -> Any:
+    """The points of a grid as integers, their levels times `factor`: a constant of the module."""
+    name = f"grid_{kind.name}"
+    if name in b.module.globals:
+        return b.module.globals[name]
+    levels = (grids.points(kind) * np.int8(factor)).view(np.uint8)
+    numbers = levels.view(f"<u{levels.shape[1]}")[:, 0].tolist()
+    element = ir.IntType(8 * levels.shape[1])
+    return cgutils.global_constant(b.module, name, ir.Constant(ir.ArrayType(element, len(numbers)), numbers))
+
+
+def _points(kind: TensorType, indices: Vector, factor: int = 1) -> Any:
+    """An instruction that looks points up: 64 levels, times `factor`."""
 
     def points(b: Any, x: Any) -> Any:
-        name = f"grid_{kind.name}"
-        if name in b.module.globals:
-            table = b.module.globals[name]
-        else:
-            element = ir.IntType(512 // indices.lanes)
-            levels = (grids.points(kind).astype(np.int16) * factor + shift).astype(np.uint8)
-            numbers = levels.view(f"<u{element.width // 8}")[:, 0].tolist()
-            table = cgutils.global_constant(b.module, name, ir.Constant(ir.ArrayType(element, len(numbers)), numbers))
-        return b.bitcast(_gather(b, table, x), i8x64.ir)
+        return b.bitcast(_gather(b, _table(b, kind, factor), x), i8x64.ir)
 
     points.__name__ = f"points_{kind.name}"
     return emits(i8x64, indices)(points)
 
 
-_iq2_xxs, _iq2_xs, _iq2_s = (_points(kind, i32x8) for kind in (types.IQ2_XXS, types.IQ2_XS, types.IQ2_S))
 _iq3_xxs, _iq3_s = (_points(kind, i32x16) for kind in (types.IQ3_XXS, types.IQ3_S))
-_iq1 = _points(types.IQ1_S, i32x8, 8, _ZERO)
+_iq1 = _points(types.IQ1_S, i32x8, 8)
+
+
+def _grid(kind: TensorType) -> Any:
+    """An instruction for the address of a grid."""
+
+    def grid(b: Any) -> Any:
+        return b.ptrtoint(_table(b, kind), I64)
+
+    grid.__name__ = f"address_{kind.name}"
+    return emits(i64)(grid)
+
+
+_iq2_xxs, _iq2_xs, _iq2_s = map(_grid, (types.IQ2_XXS, types.IQ2_XS, types.IQ2_S))
+
+
+@jit_inline
+def _copy_point(grid: int, index: int, out: int) -> None:
+    store_i64(out, load_i64(grid + 8 * index))
 
 
 # ---- indices
@@ -106,12 +126,6 @@ _iq1 = _points(types.IQ1_S, i32x8, 8, _ZERO)
 
 def _bytes_of(b: Any, x: Any) -> Any:
     return b.zext(b.bitcast(x, ir.VectorType(I8, 8)), i32x8.ir)
-
-
-@emits(i32x8, i64)
-def _each_byte(b: Any, x: Any) -> Any:
-    """Eight bytes of an integer."""
-    return _bytes_of(b, x)
 
 
 def _with_fields(shifts: list[int], mask: int) -> Any:
@@ -125,7 +139,6 @@ def _with_fields(shifts: list[int], mask: int) -> Any:
     return emits(i32x8, i64, i64)(indices)
 
 
-_iq2_s_indices = _with_fields([0, 2, 4, 6, 8, 10, 12, 14], 3)
 _iq1_s_indices = _with_fields([0, 3, 6, 9, 16, 19, 22, 25], 7)
 _iq1_m_indices = _with_fields([0, 4, 8, 12, 16, 20, 24, 28], 7)
 
@@ -142,12 +155,6 @@ def _iq3_s_indices(b: Any, a: Any, bits: Any) -> Any:
     ninth = b.bitcast(b.trunc(bits, I16), ir.VectorType(I1, 16))
     ninth = b.select(ninth, constant(i32x16, 256), constant(i32x16, 0))
     return b.or_(b.zext(read(b, a, i8x16.ir), i32x16.ir), ninth)
-
-
-@emits(i32x8, i64)
-def _nine_bits(b: Any, a: Any) -> Any:
-    """The lower nine bits of eight 16-bit integers."""
-    return b.zext(b.and_(read(b, a, i16x8.ir), constant(i16x8, 511)), i32x8.ir)
 
 
 @emits(i64, i64)
@@ -176,12 +183,12 @@ def _signs_of(codes: int) -> int:
     return codes | ((parity & 0x0101010101010101) << 7)
 
 
-@emits(void, i64, i8x64, i64)
-def _store_signed(b: Any, out: Any, levels: Any, signs: Any) -> None:
-    """64 levels with signs, a bit each, plus 128."""
-    zero = constant(i8x64, _ZERO - 256)
-    negative = b.bitcast(signs, ir.VectorType(I1, 64))
-    write(b, out, b.select(negative, b.sub(zero, levels), b.add(zero, levels)))
+@emits(void, i64, i64, i8x64)
+def _store_signed(b: Any, out: Any, j: Any, levels: Any) -> None:
+    """Part j of four of signed levels: sizes, and signs."""
+    negative = b.icmp_signed("<", levels, constant(i8x64, 0))
+    write(b, b.add(out, b.mul(j, I64(64))), b.select(negative, b.neg(levels), levels))
+    write(b, b.add(out, b.add(b.mul(j, I64(8)), I64(LEVEL_SIGNS))), b.bitcast(negative, I64))
 
 
 @emits(i8x64, i64, i64)
@@ -218,34 +225,42 @@ def _four_scales(fields: int, width: int) -> int:
     return 2 * (low | high << 32) + _ONES
 
 
-# ---- one block of each type: levels to `out`, scales behind them; the factor comes back
+# ---- one block of each type: sizes of levels to `out`, scales and signs behind them; the factor comes back
 
 
 @jit_inline
 def _read_iq2_xxs(w: int, out: int) -> Any:
+    grid = _iq2_xxs()
     for j in range(4):
         first, second = load_i64(w + 2 + 16 * j), load_i64(w + 10 + 16 * j)
-        points = _iq2_xxs(_each_byte((first & 0xFFFFFFFF) | second << 32))
+        for i in range(4):
+            _copy_point(grid, first >> 8 * i & 255, out + 64 * j + 8 * i)
+            _copy_point(grid, second >> 8 * i & 255, out + 64 * j + 32 + 8 * i)
         codes = (first >> 32 & 0xFFFFFFFF) | (second >> 32 << 32)
-        _store_signed(out + 64 * j, points, _signs_of(_spread_codes(codes)))
+        store_i64(out + LEVEL_SIGNS + 8 * j, _signs_of(_spread_codes(codes)))
         store_i64(out + LEVEL_SCALES + 8 * j, _two_scales(codes >> 28 & 15, codes >> 60 & 15))
     return load_f16(w) * float32(0.125)
 
 
 @jit_inline
 def _read_iq2_xs(w: int, out: int) -> Any:
+    grid = _iq2_xs()
     for j in range(4):
-        points = _iq2_xs(_nine_bits(w + 2 + 16 * j))
-        _store_signed(out + 64 * j, points, _signs_of(_seven_bits(w + 2 + 16 * j)))
+        for i in range(8):
+            _copy_point(grid, load_u16(w + 2 + 16 * j + 2 * i) & 511, out + 64 * j + 8 * i)
+        store_i64(out + LEVEL_SIGNS + 8 * j, _signs_of(_seven_bits(w + 2 + 16 * j)))
         store_i64(out + LEVEL_SCALES + 8 * j, _four_scales(load_u16(w + 66 + 2 * j), 4))
     return load_f16(w) * float32(0.125)
 
 
 @jit_inline
 def _read_iq2_s(w: int, out: int) -> Any:
+    grid = _iq2_s()
     for j in range(4):
-        points = _iq2_s(_iq2_s_indices(load_i64(w + 2 + 8 * j), load_u16(w + 66 + 2 * j)))
-        _store_signed(out + 64 * j, points, load_i64(w + 34 + 8 * j))
+        high = load_u16(w + 66 + 2 * j) << 8
+        for i in range(8):
+            _copy_point(grid, load_u8(w + 2 + 8 * j + i) | (high >> 2 * i & 0x300), out + 64 * j + 8 * i)
+        store_i64(out + LEVEL_SIGNS + 8 * j, load_i64(w + 34 + 8 * j))
         store_i64(out + LEVEL_SCALES + 8 * j, _four_scales(load_u16(w + 74 + 2 * j), 4))
     return load_f16(w) * float32(0.125)
 
@@ -253,9 +268,9 @@ def _read_iq2_s(w: int, out: int) -> Any:
 @jit_inline
 def _read_iq3_xxs(w: int, out: int) -> Any:
     for j in range(4):
-        points = _iq3_xxs(_sixteen_bytes(w + 2 + 16 * j))
+        store(out + 64 * j, _iq3_xxs(_sixteen_bytes(w + 2 + 16 * j)))
         codes = load_i64(w + 66 + 8 * j)
-        _store_signed(out + 64 * j, points, _signs_of(_spread_codes(codes)))
+        store_i64(out + LEVEL_SIGNS + 8 * j, _signs_of(_spread_codes(codes)))
         store_i64(out + LEVEL_SCALES + 8 * j, _two_scales(codes >> 28 & 15, codes >> 60 & 15))
     return load_f16(w) * float32(0.25)
 
@@ -264,8 +279,8 @@ def _read_iq3_xxs(w: int, out: int) -> Any:
 def _read_iq3_s(w: int, out: int) -> Any:
     scales = load_u32(w + 106)
     for j in range(4):
-        points = _iq3_s(_iq3_s_indices(w + 2 + 16 * j, load_u16(w + 66 + 2 * j)))
-        _store_signed(out + 64 * j, points, load_i64(w + 74 + 8 * j))
+        store(out + 64 * j, _iq3_s(_iq3_s_indices(w + 2 + 16 * j, load_u16(w + 66 + 2 * j))))
+        store_i64(out + LEVEL_SIGNS + 8 * j, load_i64(w + 74 + 8 * j))
         store_i64(out + LEVEL_SCALES + 8 * j, _two_scales(scales >> 8 * j & 15, scales >> 8 * j + 4 & 15))
     return load_f16(w)
 
@@ -275,7 +290,7 @@ def _read_iq1_s(w: int, out: int) -> Any:
     for j in range(4):
         high = load_u32(w + 34 + 4 * j)
         points = _iq1(_iq1_s_indices(load_i64(w + 2 + 8 * j), high))
-        store(out + 64 * j, points + _shifts_of_iq1_s(high & 0x8000, high & 0x80000000))
+        _store_signed(out, j, points + _shifts_of_iq1_s(high & 0x8000, high & 0x80000000))
         store_i64(out + LEVEL_SCALES + 8 * j, _two_scales(high >> 12 & 7, high >> 28 & 7))
     return load_f16(w) * float32(0.125)
 
@@ -285,58 +300,11 @@ def _read_iq1_m(w: int, out: int) -> Any:
     for j in range(4):
         high = load_u32(w + 32 + 4 * j)
         points = _iq1(_iq1_m_indices(load_i64(w + 8 * j), high))
-        store(out + 64 * j, points + _shifts_of_iq1_m(high))
+        _store_signed(out, j, points + _shifts_of_iq1_m(high))
         store_i64(out + LEVEL_SCALES + 8 * j, _four_scales(load_u16(w + 48 + 2 * j), 3))
     bits = load_u16(w + 48) >> 12 | load_u16(w + 50) >> 12 << 4 | load_u16(w + 52) >> 12 << 8
     store_i16(out + LEVEL_D, bits | load_u16(w + 54) >> 12 << 12)
     return load_f16(out + LEVEL_D) * float32(0.125)
-
-
-def _digits(lanes: int, count: int) -> Any:
-    def digits(b: Any, a: Any, out: Any) -> None:
-        """Bytes that hold `count` digits of base 3, the first of all bytes first, as levels −1 to 1 plus 128."""
-        kind = Vector("i8", lanes)
-        x = read(b, a, kind.ir)
-        one, least = constant(kind, 1), constant(kind, _ZERO - 1)
-        for n in range(count):
-            level = least
-            for limit in (85, 170):
-                above = b.icmp_unsigned(">", x, constant(kind, limit))
-                level = b.select(above, b.add(level, one), level)
-            write(b, b.add(out, I64(lanes * n)), level)
-            x = b.add(x, b.add(x, x))
-
-    digits.__name__ = f"digits_{lanes}"
-    return emits(void, i64, i64)(digits)
-
-
-_digits32, _digits16, _digits4 = _digits(32, 5), _digits(16, 5), _digits(4, 4)
-
-
-@jit_inline
-def _read_tq1_0(w: int, out: int) -> Any:
-    _digits32(w, out)
-    _digits16(w + 32, out + 160)
-    _digits4(w + 48, out + 240)
-    for j in range(4):
-        store_i64(out + LEVEL_SCALES + 8 * j, _ONES)
-    return load_f16(w + 52)
-
-
-@emits(void, i64, i8x64)
-def _store_crumbs(b: Any, out: Any, x: Any) -> None:
-    """The lowest two bits of 64 bytes as levels −1 to 2 plus 128."""
-    write(b, out, b.add(b.and_(x, constant(i8x64, 3)), constant(i8x64, _ZERO - 1)))
-
-
-@jit_inline
-def _read_tq2_0(w: int, out: int) -> Any:
-    for j in range(2):
-        _store_crumbs(out + 128 * j, shifted(w + 32 * j, 0, 2))
-        _store_crumbs(out + 128 * j + 64, shifted(w + 32 * j, 4, 6))
-    for j in range(4):
-        store_i64(out + LEVEL_SCALES + 8 * j, _ONES)
-    return load_f16(w + 64)
 
 
 def look_up(_table: int, kind: int, w: int, blocks: int, out: int) -> None:
@@ -357,12 +325,8 @@ def look_up(_table: int, kind: int, w: int, blocks: int, out: int) -> None:
             d = _read_iq2_xxs(w, out)
         elif kind == IQ1_S:
             d = _read_iq1_s(w, out)
-        elif kind == IQ1_M:
-            d = _read_iq1_m(w, out)
-        elif kind == TQ1_0:
-            d = _read_tq1_0(w, out)
         else:
-            d = _read_tq2_0(w, out)
+            d = _read_iq1_m(w, out)
         store_f32(out + LEVEL_D, d)
         w += size
         out += LEVEL_UNIT

@@ -37,6 +37,8 @@ from drover.worker.devices.cpu.kinds import (
     Q4_K,
     Q5_K,
     Q6_K,
+    TQ1_0,
+    TQ2_0,
     block_bytes,
     bytes_of,
     has_constants,
@@ -70,6 +72,8 @@ from drover.worker.devices.cpu.weights import (
     decode_q4_k,
     decode_q5_k,
     decode_q6_k,
+    decode_tq1_0,
+    decode_tq2_0,
 )
 
 _TAIL_BYTES: Final = 512
@@ -118,6 +122,10 @@ def rows_k(
                 totals = dot_q6_k(totals, decode_q3_k(a), at, stride)
             elif kind == Q6_K:
                 totals = dot_q6_k(totals, decode_q6_k(a), at, stride)
+            elif kind == TQ1_0:
+                totals = dot_q6_k(totals, decode_tq1_0(a), at, stride)
+            elif kind == TQ2_0:
+                totals = dot_q6_k(totals, decode_tq2_0(a), at, stride)
             elif kind == IQ4_XS:
                 totals = dot_signed(totals, decode_iq4_xs(a), at, stride)
             else:

@@ -1,7 +1,8 @@
-"""Weight blocks into registers: every type becomes one of three forms that the kernels multiply.
+"""Weight blocks into registers: every type becomes one of four forms that the kernels multiply.
 
 - K: 256 elements as bytes q, a 16-bit scale s per 16 elements, and per 16 or 32 elements a 16-bit minimum m:
   x = d * s * q - dm * m. Types without minima count q from an offset; their m stands for that, times the scale.
+- Signed: like K without minima, but q is a size at most 127 and the signs stand apart, a bit each.
 - Fours: four blocks of 32 elements as bytes u: x = d * (u - offset) + m. One vector holds the first 16 elements of all
   blocks and another the last 16, so that lanes 4 i to 4 i + 3 of 32 bits belong to block i in both.
 - Floats: 64 elements as floats.
@@ -14,8 +15,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from drover.worker.devices.cpu.fours import AHEAD, from_codebook, high_nibbles
+from drover.worker.devices.cpu.fours import AHEAD, high_nibbles, sizes_in_codebook
 from drover.worker.devices.cpu.simd import (
+    I1,
     I8,
     I16,
     I64,
@@ -196,15 +198,18 @@ def _nibbles_by_16(b: Any, a: Any) -> Any:
     return b.and_(b.bitcast(shifted, i8x64.ir), constant(i8x64, 15))
 
 
+@emits(i64, i8x64)
+def _below_eight(b: Any, x: Any) -> Any:
+    """Which of 64 bytes are less than 8, a bit each."""
+    return b.bitcast(b.icmp_unsigned("<", x, constant(i8x64, 8)), I64)
+
+
 @jit_inline
 def decode_iq4_xs(w: int) -> Any:
-    """136 bytes to a K block: q counts from 128."""
+    """136 bytes to a signed block."""
     for i in range(3):
         prefetch(w + AHEAD + 64 * i)
-    q0 = from_codebook(_nibbles_by_16(w + 8))
-    q1 = from_codebook(_nibbles_by_16(w + 40))
-    q2 = from_codebook(_nibbles_by_16(w + 72))
-    q3 = from_codebook(_nibbles_by_16(w + 104))
+    q0, q1, q2, q3 = _nibbles_by_16(w + 8), _nibbles_by_16(w + 40), _nibbles_by_16(w + 72), _nibbles_by_16(w + 104)
     low = load_u32(w + 4)
     low = (low | low << 16) & 0x0000FFFF0000FFFF
     low = (low | low << 8) & 0x00FF00FF00FF00FF
@@ -214,26 +219,120 @@ def decode_iq4_xs(w: int) -> Any:
     high = (high | high << 12) & 0x000F000F000F000F
     high = (high | high << 6) & 0x0303030303030303
     scales = _twice_each(low | high << 4) - _thirty_two()
-    d = load_f16(w)
-    return q0, q1, q2, q3, scales, scales << 7, d, d
+    signs = _below_eight(q0), _below_eight(q1), _below_eight(q2), _below_eight(q3)
+    return (
+        sizes_in_codebook(q0),
+        sizes_in_codebook(q1),
+        sizes_in_codebook(q2),
+        sizes_in_codebook(q3),
+        scales,
+        load_f16(w),
+        signs,
+    )
 
 
-# ---- blocks whose levels `levels` has looked up
+# ---- ternary types
 
-LEVEL_UNIT = 320
-"""Bytes of a block of 256: levels plus 128, then these:"""
+
+@emits(i16x16)
+def _ones(b: Any) -> Any:
+    return constant(i16x16, 1)
+
+
+@jit_inline
+def decode_tq2_0(w: int) -> Any:
+    """66 bytes to a K block: q counts from 1."""
+    prefetch(w + AHEAD)
+    prefetch(w + AHEAD + 64)
+    q0 = shifted(w, 0, 2) & 3
+    q1 = shifted(w, 4, 6) & 3
+    q2 = shifted(w + 32, 0, 2) & 3
+    q3 = shifted(w + 32, 4, 6) & 3
+    d = load_f16(w + 64)
+    return q0, q1, q2, q3, _ones(), _ones(), d, d
+
+
+def _threefold(b: Any, x: Any) -> Any:
+    return b.add(x, b.add(x, x))
+
+
+def _digits(b: Any, x: Any) -> Any:
+    """The first digits of base 3 of bytes: 3 x / 256."""
+    some = b.select(b.icmp_unsigned(">", x, constant(i8x64, 85)), constant(i8x64, 1), constant(i8x64, 0))
+    return b.select(b.icmp_unsigned(">", x, constant(i8x64, 170 - 256)), constant(i8x64, 2), some)
+
+
+def _five_digits(first: int) -> Any:
+    def digits(b: Any, w: Any) -> Any:
+        """64 of the digits of 32 bytes with five each, 16 bytes with five each, and 4 bytes with four."""
+        x, y, z = (read(b, b.add(w, I64(at)), ir.VectorType(I8, n)) for at, n in ((0, 32), (32, 16), (48, 4)))
+        for _ in range(2 * first):
+            x = _threefold(b, x)
+        if first < 2:
+            return _digits(b, joined(b, x, _threefold(b, x)))
+        tripled = _threefold(b, y)
+        if first == 2:
+            return _digits(b, joined(b, x, joined(b, y, tripled)))
+        powers = [_threefold(b, tripled)]
+        for _ in range(2):
+            powers.append(_threefold(b, powers[-1]))
+        rest = [z]
+        for _ in range(3):
+            rest.append(_threefold(b, rest[-1]))
+        last = joined(b, joined(b, *rest[:2]), joined(b, *rest[2:]))
+        return _digits(b, joined(b, joined(b, *powers[:2]), joined(b, powers[2], last)))
+
+    digits.__name__ = f"five_digits_{first}"
+    return emits(i8x64, i64)(digits)
+
+
+_digits0, _digits1, _digits2, _digits3 = map(_five_digits, range(4))
+
+
+@jit_inline
+def decode_tq1_0(w: int) -> Any:
+    """54 bytes to a K block: q counts from 1."""
+    prefetch(w + AHEAD)
+    d = load_f16(w + 52)
+    return _digits0(w), _digits1(w), _digits2(w), _digits3(w), _ones(), _ones(), d, d
+
+
+# ---- signed blocks
+
+LEVEL_UNIT = 384
+"""Bytes of a block of 256 that `levels` has looked up: sizes of levels, then"""
 LEVEL_SCALES = 256
 """sixteen scales (i16),"""
-LEVEL_D = 288
+LEVEL_SIGNS = 288
+"""a bit for each level, set where it is negative,"""
+LEVEL_D = 320
 """and the factor of all (f32)."""
 
 
 @jit_inline
 def decode_levels(w: int) -> Any:
-    """A block as `levels` leaves it to a K block: q counts from 128."""
+    """A block as `levels` leaves it to a signed block."""
+    at = w + LEVEL_SIGNS
+    signs = load_i64(at), load_i64(at + 8), load_i64(at + 16), load_i64(at + 24)
     scales = load_i16x16(w + LEVEL_SCALES)
-    d = load_f32(w + LEVEL_D)
-    return load_i8x64(w), load_i8x64(w + 64), load_i8x64(w + 128), load_i8x64(w + 192), scales, scales << 7, d, d
+    q0, q1, q2, q3 = load_i8x64(w), load_i8x64(w + 64), load_i8x64(w + 128), load_i8x64(w + 192)
+    return q0, q1, q2, q3, scales, load_f32(w + LEVEL_D), signs
+
+
+@emits(i8x64, i8x64, i64)
+def _from_128(b: Any, x: Any, signs: Any) -> Any:
+    """128 and more, or less where a sign is set."""
+    middle = constant(i8x64, -128)
+    return b.select(b.bitcast(signs, ir.VectorType(I1, 64)), b.sub(middle, x), b.add(middle, x))
+
+
+@jit_inline
+def as_k(block: Any) -> Any:
+    """A signed block as a K block: q counts from 128."""
+    q0, q1, q2, q3, scales, d, signs = block
+    q0, q1 = _from_128(q0, signs[0]), _from_128(q1, signs[1])
+    q2, q3 = _from_128(q2, signs[2]), _from_128(q3, signs[3])
+    return q0, q1, q2, q3, scales, scales << 7, d, d
 
 
 # ---- floats
