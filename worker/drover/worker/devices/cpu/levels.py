@@ -1,9 +1,8 @@
 """Blocks of 256 whose levels are looked up, to blocks of one simple type in memory: levels, scales and a factor.
 
-The levels of IQ1, IQ2 and IQ3 are points of a grid, of 4 or 8 levels each, with signs beside them. Those of IQ2 are
-copied one by one, which leaves the vector units to who multiplies. Layouts: docs/protocol.md section 5.1; what comes
-out: `LEVEL_UNIT` and after it in `weights`. Grids become constants of the compiled code, so the `gguf` package is
-needed where kernels are compiled.
+The levels of IQ1, IQ2 and IQ3 are points of a grid, of 4 or 8 levels each, with signs beside them.
+Layouts: docs/protocol.md section 5.1; what comes out: `LEVEL_UNIT` and after it in `weights`. Grids become constants of
+the compiled code, so the `gguf` package is needed where kernels are compiled.
 """
 
 from typing import Any
@@ -30,15 +29,17 @@ from drover.worker.devices.cpu.simd import (
     constant,
     emits,
     i8x16,
+    i8x32,
     i8x64,
     i16x8,
+    i16x16,
+    i16x32,
     i32x8,
     i32x16,
     i64,
     jit_inline,
     load_f16,
     load_i64,
-    load_u8,
     load_u16,
     load_u32,
     prefetch,
@@ -53,9 +54,6 @@ from drover.worker.devices.cpu.simd import (
 )
 from drover.worker.devices.cpu.weights import LEVEL_D, LEVEL_SCALES, LEVEL_SIGNS, LEVEL_UNIT
 from drover.worker.devices.reference import grids
-
-_ONES = 0x0001000100010001
-
 
 # ---- grids
 
@@ -99,26 +97,9 @@ def _points(kind: TensorType, indices: Vector, factor: int = 1) -> Any:
     return emits(i8x64, indices)(points)
 
 
+_iq2_xxs, _iq2_xs, _iq2_s = (_points(kind, i32x8) for kind in (types.IQ2_XXS, types.IQ2_XS, types.IQ2_S))
 _iq3_xxs, _iq3_s = (_points(kind, i32x16) for kind in (types.IQ3_XXS, types.IQ3_S))
 _iq1 = _points(types.IQ1_S, i32x8, 8)
-
-
-def _grid(kind: TensorType) -> Any:
-    """An instruction for the address of a grid."""
-
-    def grid(b: Any) -> Any:
-        return b.ptrtoint(_table(b, kind), I64)
-
-    grid.__name__ = f"address_{kind.name}"
-    return emits(i64)(grid)
-
-
-_iq2_xxs, _iq2_xs, _iq2_s = map(_grid, (types.IQ2_XXS, types.IQ2_XS, types.IQ2_S))
-
-
-@jit_inline
-def _copy_point(grid: int, index: int, out: int) -> None:
-    store_i64(out, load_i64(grid + 8 * index))
 
 
 # ---- indices
@@ -126,6 +107,12 @@ def _copy_point(grid: int, index: int, out: int) -> None:
 
 def _bytes_of(b: Any, x: Any) -> Any:
     return b.zext(b.bitcast(x, ir.VectorType(I8, 8)), i32x8.ir)
+
+
+@emits(i32x8, i64)
+def _each_byte(b: Any, x: Any) -> Any:
+    """Eight bytes of an integer."""
+    return _bytes_of(b, x)
 
 
 def _with_fields(shifts: list[int], mask: int) -> Any:
@@ -139,6 +126,7 @@ def _with_fields(shifts: list[int], mask: int) -> Any:
     return emits(i32x8, i64, i64)(indices)
 
 
+_iq2_s_indices = _with_fields([0, 2, 4, 6, 8, 10, 12, 14], 3)
 _iq1_s_indices = _with_fields([0, 3, 6, 9, 16, 19, 22, 25], 7)
 _iq1_m_indices = _with_fields([0, 4, 8, 12, 16, 20, 24, 28], 7)
 
@@ -157,30 +145,43 @@ def _iq3_s_indices(b: Any, a: Any, bits: Any) -> Any:
     return b.or_(b.zext(read(b, a, i8x16.ir), i32x16.ir), ninth)
 
 
-@emits(i64, i64)
-def _seven_bits(b: Any, a: Any) -> Any:
-    """The upper seven bits of eight 16-bit integers, as the bytes of one."""
-    codes = b.lshr(read(b, a, i16x8.ir), constant(i16x8, 9))
-    return b.bitcast(b.trunc(codes, ir.VectorType(I8, 8)), I64)
+@emits(i32x8, i64)
+def _nine_bits(b: Any, a: Any) -> Any:
+    """The lower nine bits of eight 16-bit integers."""
+    return b.zext(b.and_(read(b, a, i16x8.ir), constant(i16x8, 511)), i32x8.ir)
 
 
 # ---- signs
 
 
-@jit_inline
-def _spread_codes(two: int) -> int:
-    """The four 7-bit codes that each half of an integer starts with, as bytes."""
-    low = (two & 0x0000007F0000007F) | ((two & 0x00003F8000003F80) << 1)
-    return low | ((two & 0x001FC000001FC000) << 2) | ((two & 0x0FE000000FE00000) << 3)
+def _write_signs(b: Any, out: Any, codes: Any) -> None:
+    """Seven signs each in 32 bytes; the eighth makes their number even."""
+    odd = b.shl(call(b, "llvm.ctpop.v32i8", codes.type, codes), constant(i8x32, 7))
+    write(b, b.add(out, I64(LEVEL_SIGNS)), b.or_(codes, odd))
 
 
-@jit_inline
-def _signs_of(codes: int) -> int:
-    """Seven signs each in eight bytes; the eighth makes their number even."""
-    parity = codes ^ ((codes >> 4) & 0x0F0F0F0F0F0F0F0F)
-    parity ^= (parity >> 2) & 0x3F3F3F3F3F3F3F3F
-    parity ^= (parity >> 1) & 0x7F7F7F7F7F7F7F7F
-    return codes | ((parity & 0x0101010101010101) << 7)
+@emits(void, i64, i64)
+def _signs_of_iq2_xs(b: Any, a: Any, out: Any) -> None:
+    """Codes are the upper seven bits of 32 16-bit integers."""
+    _write_signs(b, out, b.trunc(b.lshr(read(b, a, i16x32.ir), constant(i16x32, 9)), i8x32.ir))
+
+
+def _signs_and_scales(step: int) -> Any:
+    def store_both(b: Any, a: Any, out: Any) -> None:
+        """Codes of seven bits, and a scale in the upper four, of the last of each `step` 32-bit integers."""
+        x = shuffle(b, read(b, a, ir.VectorType(I32, 8 * step)), range(step - 1, 8 * step, step))
+        codes = b.and_(x, constant(i32x8, 0x7F))
+        for i in range(1, 4):
+            codes = b.or_(codes, b.and_(b.shl(x, constant(i32x8, i)), constant(i32x8, 0x7F << 8 * i)))
+        _write_signs(b, out, b.bitcast(codes, i8x32.ir))
+        s = b.or_(b.lshr(x, constant(i32x8, 27)), constant(i32x8, 1))
+        write(b, b.add(out, I64(LEVEL_SCALES)), b.or_(s, b.shl(s, constant(i32x8, 16))))
+
+    store_both.__name__ = f"signs_and_scales_{step}"
+    return emits(void, i64, i64)(store_both)
+
+
+_every, _every_other = _signs_and_scales(1), _signs_and_scales(2)
 
 
 @emits(void, i64, i64, i8x64)
@@ -207,7 +208,7 @@ def _shifts_of_iq1_m(b: Any, nibbles: Any) -> Any:
     return b.bitcast(b.select(clear, ones, minus), i8x64.ir)
 
 
-# ---- scales, four at a time
+# ---- scales
 
 
 @jit_inline
@@ -217,12 +218,21 @@ def _two_scales(first: int, second: int) -> int:
 
 
 @jit_inline
-def _four_scales(fields: int, width: int) -> int:
-    """Twice four fields of `width` bits plus 1."""
-    mask = (1 << width) - 1
-    low = (fields & mask) | (fields >> width & mask) << 16
-    high = (fields >> 2 * width & mask) | (fields >> 3 * width & mask) << 16
-    return 2 * (low | high << 32) + _ONES
+def _four_scales(fields: int) -> int:
+    """Twice four fields of three bits plus 1."""
+    low = (fields & 7) | (fields >> 3 & 7) << 16
+    high = (fields >> 6 & 7) | (fields >> 9 & 7) << 16
+    return 2 * (low | high << 32) + 0x0001000100010001
+
+
+@emits(void, i64, i64)
+def _nibble_scales(b: Any, a: Any, out: Any) -> None:
+    """Twice each nibble of eight bytes plus 1, low ones first: all scales of a block."""
+    x = b.zext(read(b, a, ir.VectorType(I8, 8)), i16x8.ir)
+    both = shuffle(
+        b, b.and_(x, constant(i16x8, 15)), [i // 2 + i % 2 * 8 for i in range(16)], b.lshr(x, constant(i16x8, 4))
+    )
+    write(b, b.add(out, I64(LEVEL_SCALES)), b.add(b.add(both, both), constant(i16x16, 1)))
 
 
 # ---- one block of each type: sizes of levels to `out`, scales and signs behind them; the factor comes back
@@ -230,38 +240,27 @@ def _four_scales(fields: int, width: int) -> int:
 
 @jit_inline
 def _read_iq2_xxs(w: int, out: int) -> Any:
-    grid = _iq2_xxs()
     for j in range(4):
-        first, second = load_i64(w + 2 + 16 * j), load_i64(w + 10 + 16 * j)
-        for i in range(4):
-            _copy_point(grid, first >> 8 * i & 255, out + 64 * j + 8 * i)
-            _copy_point(grid, second >> 8 * i & 255, out + 64 * j + 32 + 8 * i)
-        codes = (first >> 32 & 0xFFFFFFFF) | (second >> 32 << 32)
-        store_i64(out + LEVEL_SIGNS + 8 * j, _signs_of(_spread_codes(codes)))
-        store_i64(out + LEVEL_SCALES + 8 * j, _two_scales(codes >> 28 & 15, codes >> 60 & 15))
+        store(out + 64 * j, _iq2_xxs(_each_byte(load_u32(w + 2 + 16 * j) | load_u32(w + 10 + 16 * j) << 32)))
+    _every_other(w + 2, out)
     return load_f16(w) * float32(0.125)
 
 
 @jit_inline
 def _read_iq2_xs(w: int, out: int) -> Any:
-    grid = _iq2_xs()
     for j in range(4):
-        for i in range(8):
-            _copy_point(grid, load_u16(w + 2 + 16 * j + 2 * i) & 511, out + 64 * j + 8 * i)
-        store_i64(out + LEVEL_SIGNS + 8 * j, _signs_of(_seven_bits(w + 2 + 16 * j)))
-        store_i64(out + LEVEL_SCALES + 8 * j, _four_scales(load_u16(w + 66 + 2 * j), 4))
+        store(out + 64 * j, _iq2_xs(_nine_bits(w + 2 + 16 * j)))
+    _signs_of_iq2_xs(w + 2, out)
+    _nibble_scales(w + 66, out)
     return load_f16(w) * float32(0.125)
 
 
 @jit_inline
 def _read_iq2_s(w: int, out: int) -> Any:
-    grid = _iq2_s()
     for j in range(4):
-        high = load_u16(w + 66 + 2 * j) << 8
-        for i in range(8):
-            _copy_point(grid, load_u8(w + 2 + 8 * j + i) | (high >> 2 * i & 0x300), out + 64 * j + 8 * i)
+        store(out + 64 * j, _iq2_s(_iq2_s_indices(load_i64(w + 2 + 8 * j), load_u16(w + 66 + 2 * j))))
         store_i64(out + LEVEL_SIGNS + 8 * j, load_i64(w + 34 + 8 * j))
-        store_i64(out + LEVEL_SCALES + 8 * j, _four_scales(load_u16(w + 74 + 2 * j), 4))
+    _nibble_scales(w + 74, out)
     return load_f16(w) * float32(0.125)
 
 
@@ -269,9 +268,7 @@ def _read_iq2_s(w: int, out: int) -> Any:
 def _read_iq3_xxs(w: int, out: int) -> Any:
     for j in range(4):
         store(out + 64 * j, _iq3_xxs(_sixteen_bytes(w + 2 + 16 * j)))
-        codes = load_i64(w + 66 + 8 * j)
-        store_i64(out + LEVEL_SIGNS + 8 * j, _signs_of(_spread_codes(codes)))
-        store_i64(out + LEVEL_SCALES + 8 * j, _two_scales(codes >> 28 & 15, codes >> 60 & 15))
+    _every(w + 66, out)
     return load_f16(w) * float32(0.25)
 
 
@@ -301,7 +298,7 @@ def _read_iq1_m(w: int, out: int) -> Any:
         high = load_u32(w + 32 + 4 * j)
         points = _iq1(_iq1_m_indices(load_i64(w + 8 * j), high))
         _store_signed(out, j, points + _shifts_of_iq1_m(high))
-        store_i64(out + LEVEL_SCALES + 8 * j, _four_scales(load_u16(w + 48 + 2 * j), 3))
+        store_i64(out + LEVEL_SCALES + 8 * j, _four_scales(load_u16(w + 48 + 2 * j)))
     bits = load_u16(w + 48) >> 12 | load_u16(w + 50) >> 12 << 4 | load_u16(w + 52) >> 12 << 8
     store_i16(out + LEVEL_D, bits | load_u16(w + 54) >> 12 << 12)
     return load_f16(out + LEVEL_D) * float32(0.125)
