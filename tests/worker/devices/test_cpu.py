@@ -16,7 +16,25 @@ import pytest
 from drover.errors import DeviceError
 from drover.ggml.ops import Op, RopeMode, pack_params
 from drover.ggml.tensor import contiguous_strides, shape
-from drover.ggml.types import F16, F32, I32, I64, Q4_1, Q8_0, TensorType
+from drover.ggml.types import (
+    BF16,
+    F16,
+    F32,
+    I32,
+    I64,
+    IQ3_S,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    NVFP4,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    TensorType,
+)
 from drover.worker.devices import Wanted, choose
 from drover.worker.devices.cpu.device import CpuDevice
 from drover.worker.devices.cpu.kernel_cache import cache_directory
@@ -63,7 +81,7 @@ def _long_rows() -> Iterator[Case]:
 
 def _attentions() -> Iterator[Case]:
     """Tiles and blocks that end in the middle, groups of heads, cells split over threads."""
-    for kind in (F32, F16, Q8_0):
+    for kind in (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL):
         for heads, kv_heads, tokens, cells in ((8, 1, 1, 1500), (8, 2, 1, 70), (8, 4, 150, 200), (12, 4, 30, 129)):
             q = permuted(F32, 64, tokens, heads)
             k, v = permuted(kind, 64, cells, kv_heads), permuted(kind, 96, cells, kv_heads)
@@ -88,11 +106,32 @@ def _attentions() -> Iterator[Case]:
     )
 
 
+def _mixtures() -> Iterator[Case]:
+    """Few and many tokens over 12 experts, of which some have nothing to do and some all tokens."""
+    for kind in (F32, F16, BF16, Q4_0, Q4_K, IQ3_S, IQ4_XS, MXFP4, NVFP4):
+        for rows, used, tokens in ((1, 1, 1), (1, 8, 1), (8, 8, 1), (2, 4, 3), (1, 3, 70), (3, 3, 40)):
+            experts, b = tensor(kind, 512, 70, 12), gapped(F32, 512, rows, tokens)
+            ids, dst = gapped(I32, used, tokens, values=_unevenly), tensor(F32, 70, used, tokens)
+            yield case(f"{kind.name}-{used}-of-{rows}x{tokens}", Op.MUL_MAT_ID, dst, experts, b, ids)
+    experts, b, ids = (
+        tensor(F16, 40, 5, 3),
+        tensor(F16, 40, 2, 60),
+        tensor(I32, 2, 60, values=lambda *_: np.ones((60, 2))),
+    )
+    yield case("all-one", Op.MUL_MAT_ID, gapped(F32, 5, 2, 60), experts, b, ids)
+    yield case("all-one-precise", Op.MUL_MAT_ID, gapped(F32, 5, 2, 60), experts, b, ids, ints={0: 10})
+
+
+def _unevenly(rng: np.random.Generator, size: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """Numbers of experts: the last two are never wanted, the first by half of the pairs."""
+    return np.where(rng.random(size) < 0.5, 0, rng.integers(0, 10, size))
+
+
 def _cell(size: tuple[int, ...]) -> npt.NDArray[np.int64]:
     return np.broadcast_to(np.arange(size[-2])[:, None], size)
 
 
-@pytest.mark.parametrize("case", [*cases.CASES, *_long_rows(), *_attentions()], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [*cases.CASES, *_long_rows(), *_attentions(), *_mixtures()], ids=lambda case: case.id)
 def test_cpu_agrees_with_the_reference(cpu: CpuDevice, case: Case) -> None:
     expected = cases.run(ReferenceDevice(1 << 30), case)
     wrong = cases.differences(case, cases.run(cpu, case), expected)
@@ -239,6 +278,20 @@ def test_set_rows_refuses_an_index_out_of_range(cpu: CpuDevice, kind: TensorType
     node = Node(Op.SET_ROWS, pack_params(), cache, (rows, index, cache), "cache_k_l0")
     with pytest.raises(DeviceError, match=rf"SET_ROWS.*{bad}"):
         cpu.run(cpu.compile([node]))
+
+
+@pytest.mark.parametrize("kind", [F32, Q8_0, IQ3_S], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("tokens", [1, 50])
+@pytest.mark.parametrize("bad", [3, -1, 2**31 - 1])
+def test_experts_out_of_range_are_refused_and_left_out(cpu: CpuDevice, kind: TensorType, tokens: int, bad: int) -> None:
+    experts, b = _place(cpu, kind, 256, 2, 3), _place(cpu, F32, 256, 1, tokens)
+    chosen = np.tile(np.array([2, bad, 0], np.int32), tokens)
+    ids = _place(cpu, I32, 3, tokens, values=chosen)
+    dst = _place(cpu, F32, 2, 3, tokens, values=np.full(6 * tokens, 7, np.float32))
+    program = cpu.compile([Node(Op.MUL_MAT_ID, pack_params(), dst, (experts, b, ids), "ffn_moe_up-0")])
+    with pytest.raises(DeviceError, match=rf"MUL_MAT_ID 'ffn_moe_up-0'.*index {bad} is not in 0\.\.2"):
+        cpu.run(program)
+    assert (_read(cpu, dst).reshape(tokens, 3, 2) == [[0, 0], [7, 7], [0, 0]]).all()
 
 
 # ---- the registry and the cache of kernels

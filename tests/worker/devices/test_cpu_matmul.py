@@ -20,26 +20,18 @@ import pytest
 
 from drover.ggml import types
 from drover.ggml.tensor import Shape
-from drover.worker.devices.cpu import gemm_k, matmul, quantize, record, rows, weights
+from drover.worker.devices.cpu import callees, gemm_k, kinds, levels, matmul, quantize, record, rows
+from drover.worker.devices.cpu.callees import compiled
+from drover.worker.devices.cpu.calls import ENTRIES
+from drover.worker.devices.cpu.simd import jit
+from drover.worker.devices.cpu.sync import CALLEES, SYNC_BYTES
+from drover.worker.devices.reference.arrays import decode
+from worker.devices import cases
 
 Array = npt.NDArray[Any]
 
-SCALES: dict[str, tuple[int, ...]] = {
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q8_0": (0,),
-    "IQ4_NL": (0,),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-}
-"""Where a block holds half-precision floats: those must be finite, all other bytes may be anything."""
 FLOATS = ("F32", "F16", "BF16")
-TYPES = (*FLOATS, *SCALES)
+TYPES = (*FLOATS, *(kind.type.name for kind in kinds.KINDS if kind.type.quantized))
 
 
 def aligned(size: int, fill: int = 0xA5) -> Array:
@@ -47,6 +39,13 @@ def aligned(size: int, fill: int = 0xA5) -> Array:
     raw = np.full(size + 64, fill, np.uint8)
     start = -int(raw.ctypes.data) % 64
     return raw[start : start + size]
+
+
+def meeting_point() -> Array:
+    """A synchronisation block."""
+    block = aligned(SYNC_BYTES, 0)
+    block[CALLEES:][:8] = np.array([callees.table()]).view(np.uint8)
+    return block
 
 
 def random_weights(rng: np.random.Generator, name: str, count: int, k: int) -> tuple[Array, Array]:
@@ -61,12 +60,8 @@ def random_weights(rng: np.random.Generator, name: str, count: int, k: int) -> t
     if name == "BF16":
         bits = floats.view(np.uint32) >> 16
         return bits.astype(np.uint16).view(np.uint8), (bits << 16).astype(np.uint32).view(np.float32).astype(np.float64)
-    blocks = rng.integers(0, 256, (count * k // kind.block_size, kind.type_size), dtype=np.uint8)
-    for offset in SCALES[name]:
-        scales = (rng.standard_normal(len(blocks)) * 0.1).astype(np.float16)
-        blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
-    raw = blocks.reshape(count, -1)
-    return raw, gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name]).reshape(count, k).astype(np.float64)
+    blocks = cases.stored(kind, cases.normal, rng, (count, k))
+    return blocks.reshape(count, -1), decode(kind, blocks).astype(np.float64)
 
 
 @dataclass
@@ -82,7 +77,7 @@ class Product:
     def run(self, threads: int = 1) -> Array:
         """Execute the record; the result as [q, p, m, n]."""
         self.record[record.COUNTER] = 0
-        shared, sync = aligned(matmul.shared_bytes(int(self.record[record.TYPE0]), self.ne0, self.ne1)), aligned(256, 0)
+        shared, sync = aligned(matmul.shared_bytes(int(self.record[record.TYPE0]), self.ne0, self.ne1)), meeting_point()
         scratch = [aligned(matmul.scratch_bytes(int(self.record[record.TYPE0]), self.ne0)) for _ in range(threads)]
 
         def one(thread: int) -> None:
@@ -158,7 +153,7 @@ def as_ggml_sees(name: str, x: Array) -> Array:
         bits = x.view(np.uint32).astype(np.uint64)
         kept = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16
         return kept.astype(np.uint32).view(np.float32).astype(np.float64)
-    size = types.BY_NAME[name].block_size
+    size = 256 if types.BY_NAME[name].block_size == 256 else 32
     blocks = x.reshape(-1, size)
     largest = np.abs(blocks).max(axis=1, keepdims=True)
     factor = np.float32(127) / largest
@@ -175,7 +170,7 @@ EXACT = dict.fromkeys(TYPES, 1e-11) | {"Q4_1": 1e-6, "Q5_1": 1e-6}
 def shapes(name: str) -> Sequence[tuple[int, int]]:
     """(rows, k): the smallest, an ordinary one, a ragged one, and one that is taken in parts."""
     size = types.BY_NAME[name].block_size
-    ragged = {1: 77, 32: 32 * 13, 256: 768}[size]
+    ragged = {1: 77, 32: 32 * 13, 64: 64 * 7, 128: 128 * 5, 256: 768}[size]
     return ((1, size), (37, 512), (7, ragged), (3, 256 * 13))
 
 
@@ -291,11 +286,15 @@ def step(a: Array, b: Array, c: Array) -> Array:
     return in_single(a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64))
 
 
+WITHOUT_MINIMA = ("Q6_K", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS")
+
+
 def k_parts(name: str, raw: Array) -> tuple[Array, ...]:
     """d, dm [n, blocks], whole weights (scale · q) [n, blocks, 256] and minima [n, blocks, 8] of rows of K blocks."""
     kind = types.BY_NAME[name]
     n = len(raw)
-    ends = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 208)}[name]
+    ends = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 208)}.get(name, (0, 0))
+    parts = {"IQ3_XXS": 4, "IQ2_S": 8, "IQ2_XS": 8, "IQ2_XXS": 8}.get(name, 1)
     blocks = raw.reshape(n, -1, kind.type_size)
     d, dm = (in_single(blocks[..., at : at + 2].copy().view(np.float16)[..., 0]) for at in ends)
     ones, zeros = np.float16(1).tobytes(), np.float16(0).tobytes()
@@ -305,10 +304,10 @@ def k_parts(name: str, raw: Array) -> tuple[Array, ...]:
         for at, half in zip(ends, replaced, strict=True):
             unit[..., at : at + 2] = np.frombuffer(half, np.uint8)
         flat = gguf.quants.dequantize(unit.reshape(-1, kind.type_size), gguf.GGMLQuantizationType[name])
-        return np.rint(flat).astype(np.int64).reshape(n, -1, 256)
+        return np.rint(flat * parts).astype(np.int64).reshape(n, -1, 256)
 
-    if name == "Q6_K":
-        return d, dm, values(ones, ones), np.zeros((*d.shape, 8), np.int64)
+    if name in WITHOUT_MINIMA:
+        return d / np.float32(parts), dm, values(ones, ones), np.zeros((*d.shape, 8), np.int64)
     return d, dm, values(ones, zeros), -values(zeros, ones)[..., ::32]
 
 
@@ -362,7 +361,7 @@ def many_in_order(name: str, raw: Array, x: Array) -> Array:
     return total
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", *WITHOUT_MINIMA])
 def test_sums_of_k_types_are_ggmls_to_the_last_bit(name: str) -> None:
     rng = np.random.default_rng(11)
     for count, k in ((37, 512), (7, 768), (130, 256 * 5)):
@@ -381,9 +380,12 @@ def test_sums_of_k_types_are_ggmls_to_the_last_bit(name: str) -> None:
 def check_one_column() -> None:
     """Every type through the row kernels of this process, bit by bit in its integers."""
     rng = np.random.default_rng(9)
-    tail, room = aligned(rows.TAIL_BYTES), aligned(8192)
+    tail, room = aligned(rows.scratch_bytes(kinds.IQ3_S, 512)), aligned(8192)
+    times, prepare, look_up = single_column(), jit(quantize.prepare), compiled(levels.look_up, 5)
+    table = np.zeros(len(ENTRIES), np.int64)
+    table[ENTRIES.index(("look_up", 5))] = look_up.address
     for name in TYPES:
-        count, k = 5, {1: 77, 32: 416, 256: 512}[types.BY_NAME[name].block_size]
+        count, k = 5, {1: 77, 32: 416, 64: 448, 128: 640, 256: 512}[types.BY_NAME[name].block_size]
         kind = types.BY_NAME[name].id
         w, values = random_weights(rng, name, count, k)
         form = quantize.form_of(kind)
@@ -391,20 +393,20 @@ def check_one_column() -> None:
         x = rng.standard_normal((1, k)).astype(np.float32)
         y, out = aligned(stride), np.zeros(count, np.float32)
         x_at, y_at = int(x.ctypes.data), int(y.ctypes.data)
-        quantize.prepare(kind, form, x_at, types.F32.id, k, y_at, int(room.ctypes.data))
+        prepare(0, kind, form, x_at, types.F32.id, k, y_at, int(room.ctypes.data))
         rest = (int(w.ctypes.data), w.strides[0], count, k, y_at, stride, int(out.ctypes.data), 4, 0)
-        single_column()(form, kind, *rest, int(tail.ctypes.data))
+        times(int(table.ctypes.data), form, kind, *rest, int(tail.ctypes.data))
         wrong = error(out, as_ggml_sees(name, x)[0] @ values.T)
         assert wrong < max(EXACT[name], 1e-10), (name, wrong)
-        assert weights.block_bytes(kind) == types.BY_NAME[name].type_size
+        assert kinds.block_bytes(kind) == types.BY_NAME[name].type_size
 
 
 def single_column() -> Any:
     """One column only, so that a test does not compile the kernels for more."""
-    from drover.worker.devices.cpu.simd import jit
 
     @jit
     def times(
+        table: int,
         form: int,
         kind: int,
         w: int,
@@ -419,7 +421,7 @@ def single_column() -> Any:
         tail: int,
     ) -> None:
         if form == quantize.KS:
-            rows.rows_k(kind, w, row, n, k, y, stride, out, step, more, rows.one())
+            rows.rows_k(table, kind, w, row, n, k, y, stride, out, step, more, rows.one(), tail)
         elif form == quantize.FOURS:
             rows.rows_fours(kind, w, row, n, k, y, stride, out, step, more, rows.one(), tail)
         elif form == quantize.FLOATS:
@@ -440,6 +442,7 @@ def test_kernels_of_other_processors(processor: str, features: str, tmp_path: Pa
         "NUMBA_CPU_NAME": processor,
         "NUMBA_CPU_FEATURES": features,
         "NUMBA_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

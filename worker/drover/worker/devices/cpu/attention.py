@@ -9,11 +9,13 @@ the cells are split as well, and the parts joined at the end. Definition: docs/p
 
 from numba import float32, float64
 
-from drover.worker.devices.cpu import in_order
-from drover.worker.devices.cpu.blocks import quantize
+from drover.worker.devices.cpu import calls, in_order
+from drover.worker.devices.cpu.blocks import ROOM_BYTES
+from drover.worker.devices.cpu.kinds import is_float
 from drover.worker.devices.cpu.norm import head_slope
 from drover.worker.devices.cpu.products import dots, multiply, transpose
 from drover.worker.devices.cpu.record import (
+    BF16,
     COUNTER2,
     DST,
     F16,
@@ -77,7 +79,7 @@ TRANSPOSE_FROM = 4
 SCALE, BASE, BASE_ODD, FEW, SOFTCAP, SPLITS, AS_GGML = range(7)
 
 ROUND_QUERIES = 1
-"""AS_GGML: queries are rounded to the type of the keys (F16, Q8_0) first."""
+"""AS_GGML: queries are rounded as products with the type of the keys would (F16, blocks of eight bits) first."""
 IN_ORDER = 2
 """AS_GGML: cells are summed one after another in half precision (see `in_order`)."""
 
@@ -91,7 +93,7 @@ _NONE = float("-inf")
 def scratch_bytes(dk: int, dv: int) -> int:
     """Private bytes each thread needs; must match `_tile`."""
     floats = ROWS * dk + CELLS * dk + 16 * dk + CELLS * dv + 2 * ROWS * CELLS + ROWS * dv + CELLS + 4 * ROWS
-    return 4 * floats
+    return 4 * floats + ROOM_BYTES
 
 
 def shared_bytes(dv: int, rows: int, splits: int) -> int:
@@ -113,7 +115,7 @@ def attention(record: int, _thread: int, threads: int, scratch: int, shared: int
         split, item = item % splits, item // splits
         head, item = item % kv_heads, item // kv_heads
         tile = tiles - 1 - item % tiles  # the last tokens see the most cells: longest work first
-        _tile(record, item // tiles, head, kv_heads, tile, rows, split, splits, scratch, shared)
+        _tile(record, item // tiles, head, kv_heads, tile, rows, split, splits, scratch, shared, calls.table_of(sync))
     if splits > 1:
         barrier(sync, threads)
         _join(record, streams, kv_heads, rows, splits, shared)
@@ -131,6 +133,7 @@ def _tile(
     splits: int,
     scratch: int,
     shared: int,
+    table: int,
 ) -> None:
     dk, dv, cells = word(record, NE1), word(record, NE2), word(record, NE1 + 1)
     group = word(record, NE0 + 2) // kv_heads
@@ -145,7 +148,8 @@ def _tile(
     masks = result + 4 * ROWS * dv
     used = masks + 4 * ROWS * CELLS
     state = used + 4 * CELLS
-    _load_queries(record, stream, head, group, first, rows, dk, queries, keys)
+    room = state + STATE * ROWS
+    _load_queries(record, stream, head, group, first, rows, dk, queries, table, keys)
     for i in range(0, rows * dv, 16):
         store(result + 4 * i, zero_f32x16())
     for r in range(rows):
@@ -164,13 +168,15 @@ def _tile(
         count = min(CELLS, cells - start)
         if not _load_mask(record, stream, head * group, group, first, rows, start, count, masks, used):
             continue
-        _scores(record, k + start * word(record, NB1 + 1), rows, dk, queries, keys, narrow, scores, used)
+        _scores(record, k + start * word(record, NB1 + 1), rows, dk, queries, keys, narrow, scores, used, table, room)
         _bend(param(record, SCALE), param(record, SOFTCAP), rows, scores)
         if word(record, PARAMS + AS_GGML) & IN_ORDER == 0:
             _soften(rows, dv, scores, masks, state, result)
         step = word(record, NB2 + 1)
         for i in range(0, CELLS, 16):
-            _load_cells(v + (start + i) * step, step, word(record, TYPE2), dv, values + 4 * i * dv, used + 4 * i)
+            _load_cells(
+                v + (start + i) * step, step, word(record, TYPE2), dv, values + 4 * i * dv, used + 4 * i, table, room
+            )
         if word(record, PARAMS + AS_GGML) & IN_ORDER != 0:
             _sum_in_order(rows, dv, scores, masks, state, values, result)
         else:
@@ -194,7 +200,7 @@ def _kv_stream(record: int, extents: int, stream: int) -> int:
 
 @jit
 def _load_queries(
-    record: int, stream: int, head: int, group: int, first: int, rows: int, dk: int, queries: int, room: int
+    record: int, stream: int, head: int, group: int, first: int, rows: int, dk: int, queries: int, table: int, room: int
 ) -> None:
     """The rows of a tile, rounded to the type of the keys if they shall be; `room` holds a row."""
     rounds = word(record, PARAMS + AS_GGML) & ROUND_QUERIES != 0
@@ -202,8 +208,8 @@ def _load_queries(
         token, member = (first + r) // group, (first + r) % group
         q = row_address(record, SRC, NB0, token, head * group + member, stream)
         target = queries + 4 * r * dk
-        if rounds and word(record, TYPE1) == Q8_0:
-            quantize(q, room, Q8_0, dk)
+        if rounds and not is_float(word(record, TYPE1)):
+            calls.quantize(table, q, room, Q8_0, dk)
             widen(room, Q8_0, target, dk)
             q = target
         for i in range(0, dk, 16):
@@ -268,7 +274,7 @@ def _mask_line(record: int, group: int, first: int, r: int) -> int:
 
 
 @jit
-def _load_cells(source: int, step: int, kind: int, width: int, target: int, used: int) -> None:
+def _load_cells(source: int, step: int, kind: int, width: int, target: int, used: int, table: int, room: int) -> None:
     """Widen the rows of 16 cells; zeros for unused ones."""
     ahead = CELLS * step
     for i in range(16):
@@ -277,7 +283,10 @@ def _load_cells(source: int, step: int, kind: int, width: int, target: int, used
             place = source + i * step
             for j in range(0, 2 * width, 64):
                 prefetch(place + ahead + j)
-            widen(place, kind, line, width)
+            if kind in (F32, F16, BF16, Q8_0):
+                widen(place, kind, line, width)
+            else:
+                calls.dequantize(table, place, kind, line, width, room)
         else:
             for j in range(0, width, 16):
                 store(line + 4 * j, zero_f32x16())
@@ -285,7 +294,17 @@ def _load_cells(source: int, step: int, kind: int, width: int, target: int, used
 
 @jit
 def _scores(
-    record: int, k: int, rows: int, dk: int, queries: int, keys: int, narrow: int, scores: int, used: int
+    record: int,
+    k: int,
+    rows: int,
+    dk: int,
+    queries: int,
+    keys: int,
+    narrow: int,
+    scores: int,
+    used: int,
+    table: int,
+    room: int,
 ) -> None:
     """scores = queries · keysᵀ, a line of `CELLS` for every row."""
     step, kind = word(record, NB1 + 1), word(record, TYPE1)
@@ -293,7 +312,7 @@ def _scores(
     few = ordered or rows < TRANSPOSE_FROM
     for i in range(0, CELLS, 16):
         lines = keys + 4 * i * dk if few else narrow
-        _load_cells(k + i * step, step, kind, dk, lines, used + 4 * i)
+        _load_cells(k + i * step, step, kind, dk, lines, used + 4 * i, table, room)
         for r in range(rows if few else 0):
             query, line = queries + 4 * r * dk, scores + 4 * (r * CELLS + i)
             if ordered:

@@ -4,7 +4,7 @@ A copy walks result and operand in row-major order, run by run; a run is a stret
 docs/protocol.md section 6.3.
 """
 
-from drover.worker.devices.cpu.blocks import dequantize, quantize
+from drover.worker.devices.cpu import calls
 from drover.worker.devices.cpu.elementwise import put, take
 from drover.worker.devices.cpu.record import (
     BF16,
@@ -44,7 +44,7 @@ from drover.worker.devices.cpu.vector import load_one, move, row_address, store_
 UNITS, FLOATS, TO_INT, FROM_INT, READ_BLOCKS, WRITE_BLOCKS = range(6)
 
 
-def copy(record: int, _thread: int, threads: int, scratch: int, _shared: int, _sync: int) -> None:
+def copy(record: int, _thread: int, threads: int, scratch: int, _shared: int, sync: int) -> None:
     """dst = src0 in row-major order, whatever the shapes."""
     ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
     rows = ne1 * ne2 * word(record, NE_DST + 3)
@@ -55,11 +55,11 @@ def copy(record: int, _thread: int, threads: int, scratch: int, _shared: int, _s
             break
         for row in range(first, min(first + amount, rows)):
             y = row_address(record, DST, NB_DST, row % ne1, row // ne1 % ne2, row // (ne1 * ne2))
-            _fill_row(record, row * ne0, y, ne0, scratch)
+            _fill_row(record, row * ne0, y, ne0, calls.table_of(sync), scratch)
 
 
 @jit
-def _fill_row(record: int, position: int, y: int, count: int, scratch: int) -> None:
+def _fill_row(record: int, position: int, y: int, count: int, table: int, scratch: int) -> None:
     """Copy `count` elements from a position of src0 in row-major order."""
     n0, n1, n2 = word(record, NE0), word(record, NE0 + 1), word(record, NE0 + 2)
     step0, step1 = word(record, NB0), word(record, NB_DST)
@@ -68,14 +68,14 @@ def _fill_row(record: int, position: int, y: int, count: int, scratch: int) -> N
     while done < count:
         run = min(count - done, n0 - i0)
         x = row_address(record, SRC, NB0, row % n1, row // n1 % n2, row // (n1 * n2)) + i0 * step0
-        _copy_run(record, x, step0, y + done * step1, step1, run, scratch)
+        _copy_run(record, x, step0, y + done * step1, step1, run, table, scratch)
         done += run
         row += 1
         i0 = 0
 
 
 @jit
-def _copy_run(record: int, x: int, step0: int, y: int, step1: int, count: int, scratch: int) -> None:
+def _copy_run(record: int, x: int, step0: int, y: int, step1: int, count: int, table: int, scratch: int) -> None:
     mode = word(record, PARAMS)
     if mode == UNITS:
         _copy_units(x, step0, y, step1, word(record, PARAMS + 1), count)
@@ -91,9 +91,9 @@ def _copy_run(record: int, x: int, step0: int, y: int, step1: int, count: int, s
         for i in range(count):
             store_f32(y + i * step1, load_i32(x + i * step0))
     elif mode == READ_BLOCKS:
-        dequantize(x, word(record, TYPE0), y, count)
+        calls.dequantize(table, x, word(record, TYPE0), y, count, scratch)
     else:
-        quantize(x, y, word(record, TYPE_DST), count)
+        calls.quantize(table, x, y, word(record, TYPE_DST), count)
 
 
 @jit
@@ -171,11 +171,11 @@ def concat(record: int, _thread: int, threads: int, _scratch: int, _shared: int,
                 _copy_units(row_address(record, SRC, NB0, j1, j2, j3), word(record, NB0), y, step, size, ne0)
 
 
-def get_rows(record: int, _thread: int, threads: int, _scratch: int, _shared: int, sync: int) -> None:
+def get_rows(record: int, _thread: int, threads: int, scratch: int, _shared: int, sync: int) -> None:
     """dst(:, i, p, q) = src0(:, src1(i, p, q), p, q)."""
     ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
     rows = ne1 * ne2 * word(record, NE_DST + 3)
-    kind, limit = word(record, TYPE0), word(record, NE0 + 1)
+    kind, limit, table = word(record, TYPE0), word(record, NE0 + 1), calls.table_of(sync)
     amount = portion(rows, threads)
     while True:
         first = take_work(record, amount)
@@ -188,7 +188,8 @@ def get_rows(record: int, _thread: int, threads: int, _scratch: int, _shared: in
                 report_bad_index(record, sync, index)
                 continue
             x = row_address(record, SRC, NB0, index, i2, i3)
-            dequantize(x, kind, row_address(record, DST, NB_DST, i1, i2, i3), ne0)
+            y = row_address(record, DST, NB_DST, i1, i2, i3)
+            calls.dequantize(table, x, kind, y, ne0, scratch)
 
 
 @jit
@@ -218,14 +219,14 @@ def set_rows(record: int, _thread: int, threads: int, scratch: int, _shared: int
                 continue
             x = row_address(record, SRC, NB0, i1, i2, i3)
             y = row_address(record, DST, NB_DST, index, i2, i3)
-            _set_row(record, x, y, kind, ne0, scratch)
+            _set_row(record, x, y, kind, ne0, calls.table_of(sync), scratch)
 
 
 @jit
-def _set_row(record: int, x: int, y: int, kind: int, count: int, scratch: int) -> None:
+def _set_row(record: int, x: int, y: int, kind: int, count: int, table: int, scratch: int) -> None:
     source, step0, step1 = word(record, TYPE0), word(record, NB0), word(record, NB_DST)
     if kind != F32 and kind != F16 and kind != BF16:
-        quantize(x, y, kind, count)
+        calls.quantize(table, x, y, kind, count)
         return
     for i in range(0, count, 16):
         value = take(x + i * step0, step0, source, count - i, scratch)

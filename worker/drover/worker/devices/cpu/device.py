@@ -100,8 +100,8 @@ class CpuDevice(HostMemory):
     def _raise(program: CpuProgram, index: int) -> None:
         value = int(program.records[index, record.ERROR_VALUE])
         node = program.nodes[index]
-        rows = node.src[0] if node.op.name == "GET_ROWS" else node.dst
-        limit = rows.ne[1] if rows is not None else 0
+        rows = node.src[0] if node.op.name in ("GET_ROWS", "MUL_MAT_ID") else node.dst
+        limit = 0 if rows is None else rows.ne[2 if node.op.name == "MUL_MAT_ID" else 1]
         raise DeviceError(f"{describe(node)}: index {value} is not in 0..{limit - 1}")
 
 

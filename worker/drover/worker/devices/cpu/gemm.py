@@ -11,6 +11,17 @@ import numba
 from llvmlite import ir
 from numba.core.typing.templates import signature
 
+from drover.worker.devices.cpu.fours import decode_fours, decode_nvfp4
+from drover.worker.devices.cpu.kinds import (
+    F16_ID,
+    F32_ID,
+    NVFP4,
+    block_bytes,
+    bytes_of,
+    has_constants,
+    is_float,
+    offset_of,
+)
 from drover.worker.devices.cpu.products import transpose
 from drover.worker.devices.cpu.simd import (
     DOT_BF16,
@@ -41,32 +52,13 @@ from drover.worker.devices.cpu.simd import (
 from drover.worker.devices.cpu.tiles import (
     TILE_BYTES,
     TILES,
+    column_at,
     steps,
     store_results,
     write_results,
     zero_results,
 )
-from drover.worker.devices.cpu.weights import (
-    F16_ID,
-    F32_ID,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    block_bytes,
-    clear,
-    copy,
-    decode_iq4_nl,
-    decode_q4_0,
-    decode_q4_1,
-    decode_q5_0,
-    decode_q5_1,
-    decode_q8_0,
-    has_constants,
-    is_float,
-    offset_of,
-)
+from drover.worker.devices.cpu.weights import clear, copy
 
 COMPILED: Final = TILES and DOT_BF16 and "amx-bf16" in FEATURES
 """Whether the processor has the instructions; the system must still permit them."""
@@ -196,6 +188,16 @@ def _expand_fours(b: Any, block: Any, offset: Any, constants: Any, out: Any) -> 
         _store_bf16(b, b.add(out, I64(TILE_BYTES * i)), *pair)
 
 
+@emits_for(lambda block, offset, out: signature(void, block, f32, i64), 3)
+def _expand_halves(b: Any, block: Any, offset: Any, out: Any) -> None:
+    """Like `_expand_fours`, where both halves of a block have factors."""
+    parts = [(b.extract_value(block, i), b.extract_value(block, i + 2)) for i in (0, 1)]
+    middle = broadcast(b, offset, 16)
+    for i in range(4):
+        pair = [b.fmul(b.fsub(_bytes_f32(b, u, i), middle), _lane(b, d, 4 * i)) for u, d in parts]
+        _store_bf16(b, b.add(out, I64(TILE_BYTES * i)), *pair)
+
+
 # ---- weights into a panel
 
 
@@ -213,9 +215,9 @@ def _expand(kind: int, w: int, row: int, rows: int, k: int, out: int, tail: int)
 
 @jit
 def _expand_blocks(kind: int, w: int, row: int, rows: int, k: int, out: int, tail: int) -> None:
-    size = 4 * block_bytes(kind)
+    size = bytes_of(kind, 128)
     whole = k // 128
-    rest = k % 128 // 32 * block_bytes(kind)
+    rest = bytes_of(kind, k % 128)
     offset = numba.float32(offset_of(kind))
     constants = numba.float32(1 if has_constants(kind) else 0)
     clear(tail, size)
@@ -225,19 +227,11 @@ def _expand_blocks(kind: int, w: int, row: int, rows: int, k: int, out: int, tai
             if i == whole:
                 copy(a, tail, rest)
                 a = tail
-            if kind == Q8_0:
-                block = decode_q8_0(a)
-            elif kind == Q4_0:
-                block = decode_q4_0(a)
-            elif kind == Q4_1:
-                block = decode_q4_1(a)
-            elif kind == Q5_0:
-                block = decode_q5_0(a)
-            elif kind == Q5_1:
-                block = decode_q5_1(a)
+            place = out + i * 4 * TILE_BYTES + r * 64
+            if kind == NVFP4:
+                _expand_halves(decode_nvfp4(a), offset, place)
             else:
-                block = decode_iq4_nl(a)
-            _expand_fours(block, offset, constants, out + i * 4 * TILE_BYTES + r * 64)
+                _expand_fours(decode_fours(kind, a), offset, constants, place)
 
 
 @jit
@@ -263,11 +257,24 @@ def _expand_floats(kind: int, w: int, row: int, rows: int, k: int, out: int, tai
 # ---- activations into tiles of pairs
 
 
-@jit
 def pack(
-    kind: int, tid: int, nth: int, x: int, x_kind: int, step: int, columns: int, k: int, out: int, scratch: int
+    _table: int,
+    kind: int,
+    tid: int,
+    nth: int,
+    x: int,
+    x_kind: int,
+    step: int,
+    columns: int,
+    places: int,
+    k: int,
+    out: int,
+    scratch: int,
 ) -> None:
-    """This thread's share of the columns at x, `step` bytes apart, to tiles of 16 columns; zeros pad both ways."""
+    """This thread's share of some columns to tiles of 16 columns; zeros pad both ways.
+
+    They lie `step` bytes apart from x on, or, if `places` is not 0, at the distances from x that are listed there.
+    """
     room = scratch + _TAIL
     n, width = parts(kind), padded(kind, k)
     for tile in range(tid, (columns + 31) // 32 * 2, nth):
@@ -279,7 +286,7 @@ def pack(
                     for i in range(n):
                         store(scratch + i * TILE_BYTES + 64 * column, zero_i32x16())
                 else:
-                    source = x + (first + column) * step
+                    source = column_at(x, step, places, first + column)
                     left = k - group * 32
                     if x_kind == F16_ID:
                         _pack_group(F16_ID, n, source + group * 64, left, scratch + 64 * column, room)
@@ -309,9 +316,8 @@ def _pack_group(kind: int, n: int, source: int, left: int, out: int, room: int) 
 # ---- the product
 
 
-@jit
 def multiply_panel(
-    kind: int, w: int, row: int, rows: int, k: int, x: int, columns: int, out: int, step: int, scratch: int
+    _table: int, kind: int, w: int, row: int, rows: int, k: int, x: int, columns: int, out: int, step: int, scratch: int
 ) -> None:
     """`rows` rows of weights, `row` bytes apart, times packed columns; a column of results every `step` bytes."""
     panel = scratch + _ROOM

@@ -10,8 +10,22 @@ from typing import Any, Final
 
 from numba.core.typing.templates import signature
 
+from drover.worker.devices.cpu import calls
+from drover.worker.devices.cpu.kinds import (
+    F16_ID,
+    IQ4_XS,
+    Q2_K,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    TQ1_0,
+    TQ2_0,
+    block_bytes,
+    offset_of,
+)
 from drover.worker.devices.cpu.products import loop, transpose
-from drover.worker.devices.cpu.quantize import K_SCALE, K_UNIT, KS, SUMS_OF_16, SUMS_OF_32, prepare
+from drover.worker.devices.cpu.quantize import K_SCALE, K_UNIT, KS, SUMS_OF_16, SUMS_OF_32
 from drover.worker.devices.cpu.simd import (
     F32,
     FEATURES,
@@ -41,25 +55,24 @@ from drover.worker.devices.cpu.simd import (
 from drover.worker.devices.cpu.tiles import (
     TILE_BYTES,
     TILES,
+    column_at,
     steps,
     store_results,
     write_results,
     zero_results,
 )
 from drover.worker.devices.cpu.weights import (
-    F16_ID,
-    Q2_K,
-    Q3_K,
-    Q4_K,
-    Q5_K,
-    block_bytes,
+    as_k,
     clear,
+    decode_iq4_xs,
+    decode_levels,
     decode_q2_k,
     decode_q3_k,
     decode_q4_k,
     decode_q5_k,
     decode_q6_k,
-    k_offset,
+    decode_tq1_0,
+    decode_tq2_0,
 )
 
 COMPILED: Final = TILES and "amx-int8" in FEATURES
@@ -166,9 +179,21 @@ _finish_plain, _finish_by_32, _finish_by_16 = _finish(0, 0), _finish(SUMS_OF_32,
 # ---- packing
 
 
-@jit
-def pack(tid: int, nth: int, x: int, x_kind: int, step: int, columns: int, k: int, out: int, scratch: int) -> None:
-    """This thread's share of the columns at x, `step` bytes apart, in units of 16 columns; missing columns are zeros.
+def pack(
+    table: int,
+    kind: int,
+    tid: int,
+    nth: int,
+    x: int,
+    x_kind: int,
+    step: int,
+    columns: int,
+    places: int,
+    k: int,
+    out: int,
+    scratch: int,
+) -> None:
+    """This thread's share of some columns (see `gemm.pack`) in units of 16 columns; missing columns are zeros.
 
     `scratch` holds 16 units and a block of floats.
     """
@@ -180,8 +205,8 @@ def pack(tid: int, nth: int, x: int, x_kind: int, step: int, columns: int, k: in
         for column in range(16):
             unit = scratch + column * K_UNIT
             if first + column < columns:
-                source = x + (first + column) * step + block * 256 * size
-                prepare(Q4_K, KS, source, x_kind, 256, unit, room)
+                source = column_at(x, step, places, first + column) + block * 256 * size
+                calls.prepare(table, kind, KS, source, x_kind, 256, unit, room)
             else:
                 clear(unit, K_UNIT)
         at = out + item * _X_UNIT
@@ -191,10 +216,10 @@ def pack(tid: int, nth: int, x: int, x_kind: int, step: int, columns: int, k: in
 
 
 @jit
-def _fill_panel(kind: int, w: int, row: int, rows: int, blocks: int, panel: int) -> None:
-    """Rows of weights to units, those of one block side by side."""
+def _fill_panel(table: int, kind: int, w: int, row: int, rows: int, blocks: int, panel: int, room: int) -> None:
+    """Rows of weights to units, those of one block side by side; `room` is for a block of looked-up levels."""
     groups = (rows + 15) // 16
-    offset = k_offset(kind)
+    offset = offset_of(kind)
     for group in range(groups):
         for r in range(min(16, rows - 16 * group)):
             a = w + (16 * group + r) * row
@@ -209,22 +234,30 @@ def _fill_panel(kind: int, w: int, row: int, rows: int, blocks: int, panel: int)
                     _expand(decode_q2_k(a), offset, out, head)
                 elif kind == Q3_K:
                     _expand(decode_q3_k(a), offset, out, head)
-                else:
+                elif kind == Q6_K:
                     _expand(decode_q6_k(a), offset, out, head)
+                elif kind == TQ1_0:
+                    _expand(decode_tq1_0(a), offset, out, head)
+                elif kind == TQ2_0:
+                    _expand(decode_tq2_0(a), offset, out, head)
+                elif kind == IQ4_XS:
+                    _expand(as_k(decode_iq4_xs(a)), offset, out, head)
+                else:
+                    calls.look_up(table, kind, a, 1, room)
+                    _expand(as_k(decode_levels(room)), offset, out, head)
                 a += block_bytes(kind)
 
 
 # ---- the product
 
 
-@jit
 def multiply_panel(
-    kind: int, w: int, row: int, rows: int, k: int, x: int, columns: int, out: int, step: int, scratch: int
+    table: int, kind: int, w: int, row: int, rows: int, k: int, x: int, columns: int, out: int, step: int, scratch: int
 ) -> None:
     """`rows` rows of weights, `row` bytes apart, times packed columns; a column of results every `step` bytes."""
     panel, totals = scratch + _ROOM, scratch + _TOTALS
     blocks, groups = k // 256, (rows + 15) // 16
-    _fill_panel(kind, w, row, rows, blocks, panel)
+    _fill_panel(table, kind, w, row, rows, blocks, panel, scratch)
     for c in range(0, columns, 32):
         for i in range(0, groups * 2 * TILE_BYTES, 64):
             store(totals + i, zero_f32x16())

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from math import ceil, floor, inf, log, log2, pi
 
 from drover.ggml.ops import Op, RopeMode, SortOrder, float_params, int_params
-from drover.worker.devices.cpu import attention, copy, elementwise, matmul, norm, record, rope
-from drover.worker.devices.cpu.blocks import READABLE, WRITABLE
+from drover.worker.devices.cpu import attention, copy, elementwise, experts, matmul, norm, record, rope
+from drover.worker.devices.cpu.blocks import READABLE, ROOM_BYTES, WRITABLE
 from drover.worker.devices.device import Node, Operand
 from drover.worker.devices.host import host
 
@@ -181,7 +181,7 @@ def _get_rows(node: Node, threads: int) -> Draft | None:
     wanted = record.I32 if a.type.id == record.I32 else record.F32
     if node.dst.type.id != wanted or node.dst.nb[0] != 4:
         return None
-    return Draft(record.GET_ROWS)
+    return Draft(record.GET_ROWS, scratch=ROOM_BYTES)
 
 
 def _set_rows(node: Node, threads: int) -> Draft | None:
@@ -206,7 +206,7 @@ def _copy(node: Node, threads: int) -> Draft | None:
     words = _ints(mode, a.type.type_size)
     if mode == copy.UNITS:  # blocks are the units: count them, not their elements
         words |= {record.NE0: a.ne[0] // a.type.block_size, record.NE_DST: dst.ne[0] // a.type.block_size}
-    return Draft(record.COPY, words)
+    return Draft(record.COPY, words, scratch=ROOM_BYTES)
 
 
 def _copy_mode(a: Operand, dst: Operand) -> int | None:
@@ -300,7 +300,7 @@ def _attention(node: Node, threads: int) -> Draft | None:
     kv_heads = max(k.ne[2], v.ne[2])
     fits = all(x.ne[0] % 16 == 0 and 0 < x.ne[0] <= _WIDEST_HEAD for x in (q, v)) and q.ne[2] % kv_heads == 0
     fits = fits and kv_heads % k.ne[2] == 0 and kv_heads % v.ne[2] == 0
-    kinds = FLOATS | {record.Q8_0}
+    kinds = FLOATS | WRITABLE
     if not fits or any(x.type.id not in kinds or x.nb[0] != x.type.type_size for x in (k, v)):
         return None
     if mask is not None and not (mask.type.id in (record.F16, record.F32) and mask.nb[0] == mask.type.type_size):
@@ -341,6 +341,15 @@ def _mul_mat(node: Node, threads: int) -> Draft | None:
     return Draft(record.MUL_MAT, _ints(int_params(node.params)[0]), scratch, shared, small=False)
 
 
+def _mul_mat_id(node: Node, threads: int) -> Draft | None:
+    a, b, ids = _first(node), _source(node, 1), _source(node, 2)
+    if b is None or ids is None or not experts.supported(node):
+        return None
+    scratch = experts.scratch_bytes(a.type.id, a.ne, ids.ne)
+    shared = experts.shared_bytes(a.type.id, a.ne, b.ne, ids.ne)
+    return Draft(record.MUL_MAT_ID, _ints(int_params(node.params)[0]), scratch, shared, small=False)
+
+
 RULES: dict[Op, Callable[[Node, int], Draft | None]] = {
     Op.ADD: _binary(elementwise.ADD),
     Op.SUB: _binary(elementwise.SUB),
@@ -375,4 +384,5 @@ RULES: dict[Op, Callable[[Node, int], Draft | None]] = {
     Op.ROPE_BACK: _rope(-1.0),
     Op.FLASH_ATTN_EXT: _attention,
     Op.MUL_MAT: _mul_mat,
+    Op.MUL_MAT_ID: _mul_mat_id,
 }

@@ -9,15 +9,15 @@ from typing import Final
 
 from drover.ggml.ops import Op
 from drover.ggml.tensor import Shape
-from drover.worker.devices.cpu import gemm, gemm_k
-from drover.worker.devices.cpu.quantize import column_bytes, form_of, prepare, stride_of
+from drover.worker.devices.cpu import calls, gemm, gemm_k
+from drover.worker.devices.cpu.kinds import F16_ID, F32_ID, TYPES, is_k
+from drover.worker.devices.cpu.quantize import column_bytes, form_of, stride_of
 from drover.worker.devices.cpu.record import COUNTER, DST, NB0, NB1, NB_DST, NE0, NE1, PARAMS, SRC, TYPE0, TYPE1
-from drover.worker.devices.cpu.rows import TAIL_BYTES, times_columns
+from drover.worker.devices.cpu.rows import scratch_bytes as row_scratch
 from drover.worker.devices.cpu.simd import atomic_add, jit
 from drover.worker.devices.cpu.sync import barrier
 from drover.worker.devices.cpu.tiles import configure, permitted, release
 from drover.worker.devices.cpu.vector import word
-from drover.worker.devices.cpu.weights import F16_ID, F32_ID, TYPES, is_k
 from drover.worker.devices.device import Node
 
 TILE_COLUMNS: Final = 32
@@ -48,7 +48,7 @@ def supported(node: Node) -> bool:
 def scratch_bytes(kind: int, ne0: Shape) -> int:
     """Bytes that each thread needs for operands of these shapes."""
     panel = gemm_k.panel_scratch(ne0[0]) if is_k(kind) else gemm.panel_scratch(kind, ne0[0])
-    return max(TAIL_BYTES + 2 * column_bytes(ne0[0]), panel)
+    return max(row_scratch(kind, ne0[0]) + 2 * column_bytes(ne0[0]), panel)
 
 
 def shared_bytes(kind: int, ne0: Shape, ne1: Shape) -> int:
@@ -98,7 +98,8 @@ def _by_rows(record: int, tid: int, nth: int, scratch: int, shared: int, sync: i
         w = word(record, SRC) + p // ratio2 * word(record, NB0 + 2) + q // ratio3 * word(record, NB0 + 3)
         out = word(record, DST) + p * word(record, NB_DST + 2) + q * word(record, NB_DST + 3)
         row = word(record, NB0 + 1)
-        times_columns(
+        calls.times_columns(
+            calls.table_of(sync),
             kind,
             w + first * row,
             row,
@@ -120,14 +121,14 @@ def _prepare_columns(record: int, tid: int, nth: int, scratch: int, shared: int,
     form = form_of(kind)
     columns, heads = word(record, NE1 + 1), word(record, NE1 + 2)
     total = columns * heads * word(record, NE1 + 3)
-    room = scratch + TAIL_BYTES
+    room = scratch + row_scratch(kind, k)
     if total == 1:
         y = room + column_bytes(k)
-        prepare(kind, form, word(record, SRC + 1), x_kind, k, y, room)
+        calls.prepare(calls.table_of(sync), kind, form, word(record, SRC + 1), x_kind, k, y, room)
         return y
     for c in range(tid, total, nth):
         x = _column(record, c % columns, c // columns % heads, c // (columns * heads))
-        prepare(kind, form, x, x_kind, k, shared + c * stride, room)
+        calls.prepare(calls.table_of(sync), kind, form, x, x_kind, k, shared + c * stride, room)
     barrier(sync, nth)
     return shared
 
@@ -144,15 +145,15 @@ def _by_tiles(record: int, tid: int, nth: int, scratch: int, shared: int, sync: 
     kind, k, rows = word(record, TYPE0), word(record, NE0), word(record, NE0 + 1)
     columns, heads, outer = word(record, NE1 + 1), word(record, NE1 + 2), word(record, NE1 + 3)
     ratio2, ratio3 = heads // word(record, NE0 + 2), outer // word(record, NE0 + 3)
-    k_type = is_k(kind)
+    k_type, table = is_k(kind), calls.table_of(sync)
     batch = gemm_k.packed_bytes(k, columns) if k_type else gemm.packed_bytes(kind, k, columns)
     for i in range(heads * outer):
         x = _column(record, 0, i % heads, i // heads)
         x_kind, x_step, place = word(record, TYPE1), word(record, NB1 + 1), shared + i * batch
         if k_type:
-            gemm_k.pack(tid, nth, x, x_kind, x_step, columns, k, place, scratch)
+            calls.pack_k(table, kind, tid, nth, x, x_kind, x_step, columns, 0, k, place, scratch)
         else:
-            gemm.pack(kind, tid, nth, x, x_kind, x_step, columns, k, place, scratch)
+            calls.pack(table, kind, tid, nth, x, x_kind, x_step, columns, 0, k, place, scratch)
     barrier(sync, nth)
     configure(scratch)
     all_rows = rows * heads * outer
@@ -170,7 +171,7 @@ def _by_tiles(record: int, tid: int, nth: int, scratch: int, shared: int, sync: 
         out = word(record, DST) + p * word(record, NB_DST + 2) + q * word(record, NB_DST + 3) + 4 * first
         some = min(most, rows - first)
         if k_type:
-            gemm_k.multiply_panel(kind, w, row, some, k, shared + i * batch, columns, out, step, scratch)
+            calls.multiply_panel_k(table, kind, w, row, some, k, shared + i * batch, columns, out, step, scratch)
         else:
-            gemm.multiply_panel(kind, w, row, some, k, shared + i * batch, columns, out, step, scratch)
+            calls.multiply_panel(table, kind, w, row, some, k, shared + i * batch, columns, out, step, scratch)
     release()

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numba
 
+from drover.worker.devices.cpu.kinds import BF16_ID, F16_ID, NVFP4, is_float, is_k, offset_of
 from drover.worker.devices.cpu.simd import (
     DOT_BF16,
     F32,
@@ -50,7 +51,6 @@ from drover.worker.devices.cpu.simd import (
     write,
     zero_f32x16,
 )
-from drover.worker.devices.cpu.weights import BF16_ID, F16_ID, is_float, is_k, offset_of
 
 KS: Final = 0
 FOURS: Final = 1
@@ -98,8 +98,7 @@ def stride_of(form: int, k: int) -> int:
     return (k + 63) // 64 * 256
 
 
-@jit
-def prepare(kind: int, form: int, x: int, x_kind: int, k: int, out: int, scratch: int) -> None:
+def prepare(_table: int, kind: int, form: int, x: int, x_kind: int, k: int, out: int, scratch: int) -> None:
     """Write k elements at x (F32 or F16, contiguous) in a form; `scratch` holds a column of floats."""
     unit = 256 if form == KS else (64 if form == FLOATS else 128)
     padded = (k + unit - 1) // unit * unit
@@ -109,7 +108,7 @@ def prepare(kind: int, form: int, x: int, x_kind: int, k: int, out: int, scratch
     if form == KS:
         _quantize_k(x, padded, out)
     elif form == FOURS:
-        _quantize_fours(x, padded, out, offset_of(kind))
+        _quantize_fours(x, padded, out, 0 if kind == NVFP4 else offset_of(kind))
     elif form == BFLOATS:
         for i in range(0, padded, 16):
             store_bf16_f32x16(out + 2 * i, load_f32x16(x + 4 * i))

@@ -79,4 +79,5 @@ BF16: Final = 30
     ARGSORT,
     ATTENTION,
     MUL_MAT,
-) = range(16)
+    MUL_MAT_ID,
+) = range(17)

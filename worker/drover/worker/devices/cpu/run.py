@@ -13,7 +13,7 @@ from typing import Any
 import numba
 from llvmlite import ir
 
-from drover.worker.devices.cpu import attention, copy, elementwise, matmul, norm, record, rope
+from drover.worker.devices.cpu import attention, copy, elementwise, experts, matmul, norm, record, rope
 from drover.worker.devices.cpu.record import (
     COUNTER,
     COUNTER2,
@@ -45,6 +45,7 @@ KERNELS: dict[int, Callable[..., None]] = {
     record.ARGSORT: norm.argsort,
     record.ATTENTION: attention.attention,
     record.MUL_MAT: matmul.mul_mat,
+    record.MUL_MAT_ID: experts.mul_mat_id,
 }
 """The kernel of each opcode."""
 

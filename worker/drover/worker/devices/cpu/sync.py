@@ -14,8 +14,10 @@ ARRIVED = 0
 GENERATION = 64
 """barriers passed,"""
 BAD_RECORD = 128
-"""and the address of a record that met an index out of range."""
-SYNC_BYTES = 192
+"""the address of a record that met an index out of range,"""
+CALLEES = 192
+"""and the address of the table of functions that kernels call (see `calls`)."""
+SYNC_BYTES = 256
 
 _SPINS = 400
 

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from drover.errors import DeviceError
+from drover.worker.devices.cpu import callees
 from drover.worker.devices.cpu.run import KERNELS, compile_kernel, run
-from drover.worker.devices.cpu.sync import BAD_RECORD, SYNC_BYTES
+from drover.worker.devices.cpu.sync import BAD_RECORD, CALLEES, SYNC_BYTES
 
 _ALIGNMENT = 64
 
@@ -25,6 +26,7 @@ class Threads:
     def __init__(self, count: int) -> None:
         self.count = count
         self._sync = aligned(SYNC_BYTES).view(np.int64)
+        self._sync[CALLEES // 8] = callees.table()
         self._scratch = [aligned(_ALIGNMENT) for _ in range(count)]
         self._shared = aligned(_ALIGNMENT)
         self._addresses = self._locate()

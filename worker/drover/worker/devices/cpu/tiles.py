@@ -19,6 +19,7 @@ from drover.worker.devices.cpu.simd import (
     emits,
     i64,
     jit,
+    load_i64,
     store_i8,
     store_i16,
     void,
@@ -121,6 +122,12 @@ def store_results(b: Any, a: Any) -> None:
     if TILES:
         for tile in range(4):
             store_tile(b, tile, b.add(a, I64(TILE_BYTES * tile)))
+
+
+@jit
+def column_at(x: int, step: int, places: int, column: int) -> int:
+    """Where a column starts: columns lie `step` bytes apart, or at listed distances from x."""
+    return x + (load_i64(places + 8 * column) if places else column * step)
 
 
 @jit

@@ -1,7 +1,8 @@
-"""Weight blocks into registers: every type becomes one of three forms that the kernels multiply.
+"""Weight blocks into registers: every type becomes one of four forms that the kernels multiply.
 
 - K: 256 elements as bytes q, a 16-bit scale s per 16 elements, and per 16 or 32 elements a 16-bit minimum m:
-  x = d * s * q - dm * m. Types without minima count q from `k_offset`; their m stands for that, times the scale.
+  x = d * s * q - dm * m. Types without minima count q from an offset; their m stands for that, times the scale.
+- Signed: like K without minima, but q is a size at most 127 and the signs stand apart, a bit each.
 - Fours: four blocks of 32 elements as bytes u: x = d * (u - offset) + m. One vector holds the first 16 elements of all
   blocks and another the last 16, so that lanes 4 i to 4 i + 3 of 32 bits belong to block i in both.
 - Floats: 64 elements as floats.
@@ -14,21 +15,15 @@ from typing import Any
 
 from llvmlite import ir
 
-from drover.ggml import types
+from drover.worker.devices.cpu.fours import AHEAD, high_nibbles, sizes_in_codebook
 from drover.worker.devices.cpu.simd import (
-    AVX2,
-    AVX512,
     I1,
     I8,
     I16,
     I64,
-    Vector,
     broadcast,
-    call,
     constant,
     emits,
-    f32x16,
-    halves,
     i8x16,
     i8x32,
     i8x64,
@@ -42,30 +37,20 @@ from drover.worker.devices.cpu.simd import (
     load_bf16_f32x16,
     load_f16,
     load_f16_f32x16,
+    load_f32,
     load_f32x16,
     load_i8_i16x16,
     load_i8x64,
+    load_i16x16,
     load_i64,
     load_u8,
+    load_u16,
     load_u32,
     prefetch,
     read,
     shuffle,
     store_i8,
-    widen_f16,
 )
-
-F32_ID, F16_ID, BF16_ID = types.F32.id, types.F16.id, types.BF16.id
-Q4_0, Q4_1, Q5_0, Q5_1 = types.Q4_0.id, types.Q4_1.id, types.Q5_0.id, types.Q5_1.id
-Q8_0, IQ4_NL = types.Q8_0.id, types.IQ4_NL.id
-Q2_K, Q3_K, Q4_K, Q5_K, Q6_K = types.Q2_K.id, types.Q3_K.id, types.Q4_K.id, types.Q5_K.id, types.Q6_K.id
-
-TYPES = frozenset((F32_ID, F16_ID, BF16_ID, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K))
-"""The types there are decoders for."""
-_SIZES = tuple(types.TYPES[i].type_size if i in TYPES else 0 for i in range(max(TYPES) + 1))
-
-AHEAD = 2048
-"""Bytes between a load and the line asked for meanwhile; measured, see the kernel benchmark."""
 
 # ---- K types
 
@@ -73,7 +58,7 @@ _EIGHT = ir.VectorType(I8, 8)
 
 
 @emits(i8x64, i64, i64, i64)
-def _shifted(b: Any, a: Any, low: Any, high: Any) -> Any:
+def shifted(b: Any, a: Any, low: Any, high: Any) -> Any:
     """32 bytes twice, as 16-bit lanes: shifted right by `low` in the first half, by `high` in the second."""
     twice, counts = _twice_and_counts(b, a, low, high)
     return b.bitcast(b.lshr(twice, counts), i8x64.ir)
@@ -81,7 +66,7 @@ def _shifted(b: Any, a: Any, low: Any, high: Any) -> Any:
 
 @emits(i8x64, i64, i64, i64)
 def _shifted_left(b: Any, a: Any, low: Any, high: Any) -> Any:
-    """Like `_shifted`, to the left."""
+    """Like `shifted`, to the left."""
     twice, counts = _twice_and_counts(b, a, low, high)
     return b.bitcast(b.shl(twice, counts), i8x64.ir)
 
@@ -90,12 +75,6 @@ def _twice_and_counts(b: Any, a: Any, low: Any, high: Any) -> tuple[Any, Any]:
     twice = shuffle(b, b.bitcast(read(b, a, i8x32.ir), i16x16.ir), [*range(16)] * 2)
     counts = joined(b, broadcast(b, b.trunc(low, I16), 16), broadcast(b, b.trunc(high, I16), 16))
     return twice, counts
-
-
-@emits(i8x64, i8x64)
-def _high_nibbles(b: Any, x: Any) -> Any:
-    fours = b.lshr(b.bitcast(x, i16x32.ir), constant(i16x32, 4))
-    return b.and_(b.bitcast(fours, i8x64.ir), constant(i8x64, 15))
 
 
 @emits(i16x16, i64)
@@ -135,10 +114,10 @@ def decode_q4_k(w: int) -> Any:
     for i in range(3):
         prefetch(w + AHEAD + 64 * i)
     scales, minima = _six_bit_pairs(w + 4)
-    q0 = _shifted(w + 16, 0, 4) & 15
-    q1 = _shifted(w + 48, 0, 4) & 15
-    q2 = _shifted(w + 80, 0, 4) & 15
-    q3 = _shifted(w + 112, 0, 4) & 15
+    q0 = shifted(w + 16, 0, 4) & 15
+    q1 = shifted(w + 48, 0, 4) & 15
+    q2 = shifted(w + 80, 0, 4) & 15
+    q3 = shifted(w + 112, 0, 4) & 15
     return q0, q1, q2, q3, _twice_each(scales), _each(minima), load_f16(w), load_f16(w + 2)
 
 
@@ -148,10 +127,10 @@ def decode_q5_k(w: int) -> Any:
     for i in range(3):
         prefetch(w + AHEAD + 64 * i)
     scales, minima = _six_bit_pairs(w + 4)
-    q0 = (_shifted(w + 48, 0, 4) & 15) | (_shifted_left(w + 16, 4, 3) & 16)
-    q1 = (_shifted(w + 80, 0, 4) & 15) | (_shifted_left(w + 16, 2, 1) & 16)
-    q2 = (_shifted(w + 112, 0, 4) & 15) | (_shifted(w + 16, 0, 1) & 16)
-    q3 = (_shifted(w + 144, 0, 4) & 15) | (_shifted(w + 16, 2, 3) & 16)
+    q0 = (shifted(w + 48, 0, 4) & 15) | (_shifted_left(w + 16, 4, 3) & 16)
+    q1 = (shifted(w + 80, 0, 4) & 15) | (_shifted_left(w + 16, 2, 1) & 16)
+    q2 = (shifted(w + 112, 0, 4) & 15) | (shifted(w + 16, 0, 1) & 16)
+    q3 = (shifted(w + 144, 0, 4) & 15) | (shifted(w + 16, 2, 3) & 16)
     return q0, q1, q2, q3, _twice_each(scales), _each(minima), load_f16(w), load_f16(w + 2)
 
 
@@ -163,9 +142,9 @@ def decode_q6_k(w: int) -> Any:
     low0 = load_i8x64(w)
     low1 = load_i8x64(w + 64)
     q0 = (low0 & 15) | (_shifted_left(w + 128, 4, 2) & 48)
-    q1 = _high_nibbles(low0) | (_shifted(w + 128, 0, 2) & 48)
+    q1 = high_nibbles(low0) | (shifted(w + 128, 0, 2) & 48)
     q2 = (low1 & 15) | (_shifted_left(w + 160, 4, 2) & 48)
-    q3 = _high_nibbles(low1) | (_shifted(w + 160, 0, 2) & 48)
+    q3 = high_nibbles(low1) | (shifted(w + 160, 0, 2) & 48)
     scales = load_i8_i16x16(w + 192)
     d = load_f16(w + 208)
     return q0, q1, q2, q3, scales, scales << 5, d, d
@@ -176,10 +155,10 @@ def decode_q2_k(w: int) -> Any:
     """84 bytes to a K block."""
     prefetch(w + AHEAD)
     prefetch(w + AHEAD + 64)
-    q0 = _shifted(w + 16, 0, 2) & 3
-    q1 = _shifted(w + 16, 4, 6) & 3
-    q2 = _shifted(w + 48, 0, 2) & 3
-    q3 = _shifted(w + 48, 4, 6) & 3
+    q0 = shifted(w + 16, 0, 2) & 3
+    q1 = shifted(w + 16, 4, 6) & 3
+    q2 = shifted(w + 48, 0, 2) & 3
+    q3 = shifted(w + 48, 4, 6) & 3
     both = load_i8_i16x16(w)
     return q0, q1, q2, q3, both & 15, (both >> 4) & 15, load_f16(w + 80), load_f16(w + 82)
 
@@ -189,10 +168,10 @@ def decode_q3_k(w: int) -> Any:
     """110 bytes to a K block: q counts from 4."""
     prefetch(w + AHEAD)
     prefetch(w + AHEAD + 64)
-    q0 = (_shifted(w + 32, 0, 2) & 3) | (_shifted_left(w, 2, 1) & 4)
-    q1 = (_shifted(w + 32, 4, 6) & 3) | (_shifted(w, 0, 1) & 4)
-    q2 = (_shifted(w + 64, 0, 2) & 3) | (_shifted(w, 2, 3) & 4)
-    q3 = (_shifted(w + 64, 4, 6) & 3) | (_shifted(w, 4, 5) & 4)
+    q0 = (shifted(w + 32, 0, 2) & 3) | (_shifted_left(w, 2, 1) & 4)
+    q1 = (shifted(w + 32, 4, 6) & 3) | (shifted(w, 0, 1) & 4)
+    q2 = (shifted(w + 64, 0, 2) & 3) | (shifted(w, 2, 3) & 4)
+    q3 = (shifted(w + 64, 4, 6) & 3) | (shifted(w, 4, 5) & 4)
     low = load_i64(w + 96)
     high = load_u32(w + 104)
     first = (high & 0x03030303) | (((high >> 2) & 0x03030303) << 32)
@@ -208,127 +187,152 @@ def _thirty_two(b: Any) -> Any:
     return constant(i16x16, 32)
 
 
-# ---- blocks of 32, four at a time
-
-
-def _four(b: Any, a: Any, stride: Any, kind: Any) -> Any:
-    """16 bytes here and at three further places, `stride` bytes apart."""
-    parts = [read(b, b.add(a, b.mul(stride, I64(i))), kind) for i in range(4)]
-    return joined(b, joined(b, *parts[:2]), joined(b, *parts[2:]))
-
-
-@emits(f32x16, i64, i64)
-def _four_f16(b: Any, a: Any, stride: Any) -> Any:
-    """The half-precision float that four blocks start with, four lanes each."""
-    return widen_f16(b, shuffle(b, _four(b, a, stride, i16x8.ir), [i // 4 * 8 for i in range(16)]))
-
-
-@emits(f32x16, i64, i64)
-def _four_second_f16(b: Any, a: Any, stride: Any) -> Any:
-    """The second half-precision float of four blocks, four lanes each."""
-    return widen_f16(b, shuffle(b, _four(b, a, stride, i16x8.ir), [i // 4 * 8 + 1 for i in range(16)]))
-
-
-@emits(i8x64, i64, i64)
-def _four_of_16(b: Any, a: Any, stride: Any) -> Any:
-    """Sixteen bytes of each of four blocks."""
-    return _four(b, a, stride, i8x16.ir)
+# ---- K types by codebook
 
 
 @emits(i8x64, i64)
-def _fifth_bits(b: Any, bits: Any) -> Any:
-    """64 bits, each as 16 or 0 in a byte."""
-    return b.select(b.bitcast(bits, ir.VectorType(I1, 64)), constant(i8x64, 16), constant(i8x64, 0))
+def _nibbles_by_16(b: Any, a: Any) -> Any:
+    """32 bytes as 64 nibbles: the low ones of the first 16, their high ones, then those of the last 16."""
+    twice = shuffle(b, b.bitcast(read(b, a, i8x32.ir), i16x16.ir), [i // 16 * 8 + i % 8 for i in range(32)])
+    shifted = b.lshr(twice, constant(i16x32, [i // 8 % 2 * 4 for i in range(32)]))
+    return b.and_(b.bitcast(shifted, i8x64.ir), constant(i8x64, 15))
 
 
-_CODEBOOK = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
-
-
-def _table_lookup(b: Any, table: list[int], x: Any) -> Any:
-    n = x.type.count
-    if n == 64 and AVX512:
-        return call(b, "llvm.x86.avx512.pshuf.b.512", x.type, constant(i8x64, table * 4), x)
-    if n == 32 and AVX2:
-        return call(b, "llvm.x86.avx2.pshuf.b", x.type, constant(i8x32, table * 2), x)
-    if n == 64 and AVX2:
-        return joined(b, *(_table_lookup(b, table, half) for half in halves(b, x)))
-    kind = Vector("i8", n)
-    result = constant(kind, table[0])
-    for i, value in enumerate(table[1:], 1):
-        result = b.select(b.icmp_unsigned("==", x, constant(kind, i)), constant(kind, value), result)
-    return result
-
-
-@emits(i8x64, i8x64)
-def _from_codebook(b: Any, x: Any) -> Any:
-    """The values of IQ4_NL, plus 128."""
-    return _table_lookup(b, [value + 128 - 256 * (value >= 0) for value in _CODEBOOK], x)
+@emits(i64, i8x64)
+def _below_eight(b: Any, x: Any) -> Any:
+    """Which of 64 bytes are less than 8, a bit each."""
+    return b.bitcast(b.icmp_unsigned("<", x, constant(i8x64, 8)), I64)
 
 
 @jit_inline
-def decode_q8_0(w: int) -> Any:
-    """Four blocks of 34 bytes; offset 128."""
+def decode_iq4_xs(w: int) -> Any:
+    """136 bytes to a signed block."""
+    for i in range(3):
+        prefetch(w + AHEAD + 64 * i)
+    q0, q1, q2, q3 = _nibbles_by_16(w + 8), _nibbles_by_16(w + 40), _nibbles_by_16(w + 72), _nibbles_by_16(w + 104)
+    low = load_u32(w + 4)
+    low = (low | low << 16) & 0x0000FFFF0000FFFF
+    low = (low | low << 8) & 0x00FF00FF00FF00FF
+    low = (low | low << 4) & 0x0F0F0F0F0F0F0F0F
+    high = load_u16(w + 2)
+    high = (high | high << 24) & 0x000000FF000000FF
+    high = (high | high << 12) & 0x000F000F000F000F
+    high = (high | high << 6) & 0x0303030303030303
+    scales = _twice_each(low | high << 4) - _thirty_two()
+    signs = _below_eight(q0), _below_eight(q1), _below_eight(q2), _below_eight(q3)
+    return (
+        sizes_in_codebook(q0),
+        sizes_in_codebook(q1),
+        sizes_in_codebook(q2),
+        sizes_in_codebook(q3),
+        scales,
+        load_f16(w),
+        signs,
+    )
+
+
+# ---- ternary types
+
+
+@emits(i16x16)
+def _ones(b: Any) -> Any:
+    return constant(i16x16, 1)
+
+
+@jit_inline
+def decode_tq2_0(w: int) -> Any:
+    """66 bytes to a K block: q counts from 1."""
     prefetch(w + AHEAD)
     prefetch(w + AHEAD + 64)
-    d = _four_f16(w, 34)
-    return _four_of_16(w + 2, 34) ^ -128, _four_of_16(w + 18, 34) ^ -128, d, d
+    q0 = shifted(w, 0, 2) & 3
+    q1 = shifted(w, 4, 6) & 3
+    q2 = shifted(w + 32, 0, 2) & 3
+    q3 = shifted(w + 32, 4, 6) & 3
+    d = load_f16(w + 64)
+    return q0, q1, q2, q3, _ones(), _ones(), d, d
+
+
+def _threefold(b: Any, x: Any) -> Any:
+    return b.add(x, b.add(x, x))
+
+
+def _digits(b: Any, x: Any) -> Any:
+    """The first digits of base 3 of bytes: 3 x / 256."""
+    some = b.select(b.icmp_unsigned(">", x, constant(i8x64, 85)), constant(i8x64, 1), constant(i8x64, 0))
+    return b.select(b.icmp_unsigned(">", x, constant(i8x64, 170 - 256)), constant(i8x64, 2), some)
+
+
+def _five_digits(first: int) -> Any:
+    def digits(b: Any, w: Any) -> Any:
+        """64 of the digits of 32 bytes with five each, 16 bytes with five each, and 4 bytes with four."""
+        x, y, z = (read(b, b.add(w, I64(at)), ir.VectorType(I8, n)) for at, n in ((0, 32), (32, 16), (48, 4)))
+        for _ in range(2 * first):
+            x = _threefold(b, x)
+        if first < 2:
+            return _digits(b, joined(b, x, _threefold(b, x)))
+        tripled = _threefold(b, y)
+        if first == 2:
+            return _digits(b, joined(b, x, joined(b, y, tripled)))
+        powers = [_threefold(b, tripled)]
+        for _ in range(2):
+            powers.append(_threefold(b, powers[-1]))
+        rest = [z]
+        for _ in range(3):
+            rest.append(_threefold(b, rest[-1]))
+        last = joined(b, joined(b, *rest[:2]), joined(b, *rest[2:]))
+        return _digits(b, joined(b, joined(b, *powers[:2]), joined(b, powers[2], last)))
+
+    digits.__name__ = f"five_digits_{first}"
+    return emits(i8x64, i64)(digits)
+
+
+_digits0, _digits1, _digits2, _digits3 = map(_five_digits, range(4))
 
 
 @jit_inline
-def decode_q4_0(w: int) -> Any:
-    """Four blocks of 18 bytes; offset 8."""
+def decode_tq1_0(w: int) -> Any:
+    """54 bytes to a K block: q counts from 1."""
     prefetch(w + AHEAD)
-    q = _four_of_16(w + 2, 18)
-    d = _four_f16(w, 18)
-    return q & 15, _high_nibbles(q), d, d
+    d = load_f16(w + 52)
+    return _digits0(w), _digits1(w), _digits2(w), _digits3(w), _ones(), _ones(), d, d
+
+
+# ---- signed blocks
+
+LEVEL_UNIT = 384
+"""Bytes of a block of 256 that `levels` has looked up: sizes of levels, then"""
+LEVEL_SCALES = 256
+"""sixteen scales (i16),"""
+LEVEL_SIGNS = 288
+"""a bit for each level, set where it is negative,"""
+LEVEL_D = 320
+"""and the factor of all (f32)."""
 
 
 @jit_inline
-def decode_iq4_nl(w: int) -> Any:
-    """Four blocks of 18 bytes; offset 128."""
-    prefetch(w + AHEAD)
-    q = _four_of_16(w + 2, 18)
-    d = _four_f16(w, 18)
-    return _from_codebook(q & 15), _from_codebook(_high_nibbles(q)), d, d
+def decode_levels(w: int) -> Any:
+    """A block as `levels` leaves it to a signed block."""
+    at = w + LEVEL_SIGNS
+    signs = load_i64(at), load_i64(at + 8), load_i64(at + 16), load_i64(at + 24)
+    scales = load_i16x16(w + LEVEL_SCALES)
+    q0, q1, q2, q3 = load_i8x64(w), load_i8x64(w + 64), load_i8x64(w + 128), load_i8x64(w + 192)
+    return q0, q1, q2, q3, scales, load_f32(w + LEVEL_D), signs
+
+
+@emits(i8x64, i8x64, i64)
+def _from_128(b: Any, x: Any, signs: Any) -> Any:
+    """128 and more, or less where a sign is set."""
+    middle = constant(i8x64, -128)
+    return b.select(b.bitcast(signs, ir.VectorType(I1, 64)), b.sub(middle, x), b.add(middle, x))
 
 
 @jit_inline
-def decode_q4_1(w: int) -> Any:
-    """Four blocks of 20 bytes; offset 0."""
-    prefetch(w + AHEAD)
-    q = _four_of_16(w + 4, 20)
-    return q & 15, _high_nibbles(q), _four_f16(w, 20), _four_second_f16(w, 20)
-
-
-@jit_inline
-def _with_fifth_bits(q: Any, bits: int, stride: int) -> Any:
-    """Nibbles of four blocks, completed by the bits of each block, `stride` bytes apart."""
-    b0 = load_u32(bits)
-    b1 = load_u32(bits + stride)
-    b2 = load_u32(bits + 2 * stride)
-    b3 = load_u32(bits + 3 * stride)
-    low = (b0 & 0xFFFF) | ((b1 & 0xFFFF) << 16) | ((b2 & 0xFFFF) << 32) | (b3 << 48)
-    high = (b0 >> 16) | (b1 & 0xFFFF0000) | ((b2 >> 16) << 32) | ((b3 >> 16) << 48)
-    return (q & 15) | _fifth_bits(low), _high_nibbles(q) | _fifth_bits(high)
-
-
-@jit_inline
-def decode_q5_0(w: int) -> Any:
-    """Four blocks of 22 bytes; offset 16."""
-    prefetch(w + AHEAD)
-    prefetch(w + AHEAD + 64)
-    q = _with_fifth_bits(_four_of_16(w + 6, 22), w + 2, 22)
-    d = _four_f16(w, 22)
-    return q[0], q[1], d, d
-
-
-@jit_inline
-def decode_q5_1(w: int) -> Any:
-    """Four blocks of 24 bytes; offset 0."""
-    prefetch(w + AHEAD)
-    prefetch(w + AHEAD + 64)
-    q = _with_fifth_bits(_four_of_16(w + 8, 24), w + 4, 24)
-    return q[0], q[1], _four_f16(w, 24), _four_second_f16(w, 24)
+def as_k(block: Any) -> Any:
+    """A signed block as a K block: q counts from 128."""
+    q0, q1, q2, q3, scales, d, signs = block
+    q0, q1 = _from_128(q0, signs[0]), _from_128(q1, signs[1])
+    q2, q3 = _from_128(q2, signs[2]), _from_128(q3, signs[3])
+    return q0, q1, q2, q3, scales, scales << 7, d, d
 
 
 # ---- floats
@@ -358,59 +362,7 @@ def decode_bf16(w: int) -> Any:
     return load_bf16_f32x16(w), load_bf16_f32x16(w + 32), load_bf16_f32x16(w + 64), load_bf16_f32x16(w + 96)
 
 
-# ---- facts of types, and bytes
-
-
-@jit
-def is_float(kind: int) -> bool:
-    """Whether elements are floats, one by one."""
-    return kind in (F32_ID, F16_ID, BF16_ID)
-
-
-@jit
-def is_k(kind: int) -> bool:
-    """Whether blocks hold 256 elements."""
-    return kind in (Q2_K, Q3_K, Q4_K, Q5_K, Q6_K)
-
-
-@jit
-def block_bytes(kind: int) -> int:
-    """Bytes of a block, or of an element."""
-    return _SIZES[kind]
-
-
-@jit
-def block_elements(kind: int) -> int:
-    """Elements of a block."""
-    if is_float(kind):
-        return 1
-    return 256 if is_k(kind) else 32
-
-
-@jit
-def has_constants(kind: int) -> bool:
-    """Whether blocks of 32 have a constant to add."""
-    return kind in (Q4_1, Q5_1)
-
-
-@jit
-def offset_of(kind: int) -> int:
-    """What the bytes of a type with blocks of 32 count from."""
-    if kind in (Q8_0, IQ4_NL):
-        return 128
-    if kind == Q4_0:
-        return 8
-    if kind == Q5_0:
-        return 16
-    return 0
-
-
-@jit
-def k_offset(kind: int) -> int:
-    """What q counts from in a K type."""
-    if kind == Q6_K:
-        return 32
-    return 4 if kind == Q3_K else 0
+# ---- bytes
 
 
 @jit

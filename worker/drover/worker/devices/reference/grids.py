@@ -15,15 +15,29 @@ from drover.ggml.types import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_X
 GRIDS: frozenset[TensorType] = frozenset((IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S))
 
 
+def points(kind: TensorType) -> npt.NDArray[np.int8]:
+    """The points of a grid, shaped (points, levels); DeviceError if the package is missing."""
+    grid = getattr(_quants(kind), kind.name)
+    grid.init_grid()
+    return np.asarray(grid.grid[0, 0], np.int8)
+
+
 def dequantize(kind: TensorType, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
     """The values of blocks shaped (…, blocks, bytes) as (…, elements); DeviceError if the package is missing."""
-    try:
-        from gguf import GGMLQuantizationType, quants
-    except ImportError as error:
-        hint = "install drover[worker]"
-        raise DeviceError(f"tensors of type {kind.name} cannot be read without the gguf package: {hint}") from error
+    quants = _quants(kind)
     *rows, count, size = blocks.shape
     if blocks.size == 0:
         return np.empty((*rows, count * kind.block_size), np.float32)
-    values: npt.NDArray[Any] = quants.dequantize(blocks.reshape(*rows, count * size), GGMLQuantizationType[kind.name])
+    values: npt.NDArray[Any] = quants.dequantize(
+        blocks.reshape(*rows, count * size), quants.GGMLQuantizationType[kind.name]
+    )
     return values
+
+
+def _quants(kind: TensorType) -> Any:
+    try:
+        from gguf import quants
+    except ImportError as error:
+        hint = "install drover[worker]"
+        raise DeviceError(f"tensors of type {kind.name} cannot be read without the gguf package: {hint}") from error
+    return quants
