@@ -13,7 +13,8 @@ import numpy.typing as npt
 from drover.errors import DeviceError
 from drover.ggml.ops import Op
 from drover.worker.devices.cpu import record
-from drover.worker.devices.cpu.lowering import Draft, address, fuse, lower
+from drover.worker.devices.cpu.draft import Draft, address
+from drover.worker.devices.cpu.lowering import fuse, lower
 from drover.worker.devices.cpu.run import compile_kernel
 from drover.worker.devices.cpu.threads import aligned
 from drover.worker.devices.device import Buffer, Node, Operand
