@@ -128,7 +128,7 @@ def _chain(device: Device, rows: int, fallback: bool) -> tuple[list[Node], Opera
         nodes.append(Node(Op.MUL, pack_params(), y, (y, weight)))
         nodes.append(Node(Op.ADD, pack_params(), total, (y, x)))
         if fallback and i % 10 == 3:
-            nodes.append(Node(Op.CUMSUM, pack_params(), y, (total,)))
+            nodes.append(Node(Op.ROLL, pack_params({0: 3}), y, (total,)))
             nodes.append(Node(Op.SCALE, pack_params(floats={0: 0.1}), total, (y,)))
         x = total
     return nodes, total

@@ -12,6 +12,7 @@ import structlog
 from numba.core import config
 
 from drover.errors import DeviceError
+from drover.ggml.ops import Op
 from drover.worker.devices.cpu import record
 from drover.worker.devices.cpu.kernel_cache import compiling
 from drover.worker.devices.cpu.program import CpuProgram, compile_nodes, describe
@@ -21,6 +22,9 @@ from drover.worker.devices.host import HostMemory
 from drover.worker.devices.reference.device import execute
 
 _log = structlog.get_logger()
+
+_INDEXED: dict[Op, tuple[int, int]] = {Op.GET_ROWS: (0, 1), Op.ADD_ID: (1, 1), Op.SSM_SCAN: (0, 3)}
+"""Which operand index values point into, and along which of its dimensions; along the rows of the result otherwise."""
 
 
 class CpuDevice(HostMemory):
@@ -64,8 +68,9 @@ class CpuDevice(HostMemory):
     def _raise(program: CpuProgram, index: int) -> None:
         value = int(program.records[index, record.ERROR_VALUE])
         node = program.nodes[index]
-        rows = node.src[0] if node.op.name == "GET_ROWS" else node.dst
-        limit = rows.ne[1] if rows is not None else 0
+        slot, dimension = _INDEXED.get(node.op, (None, 1))
+        rows = node.dst if slot is None else node.src[slot]
+        limit = rows.ne[dimension] if rows is not None else 0
         raise DeviceError(f"{describe(node)}: index {value} is not in 0..{limit - 1}")
 
 

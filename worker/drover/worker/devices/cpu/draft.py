@@ -59,6 +59,17 @@ def overlap(a: Operand, b: Operand) -> bool:
     return a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
 
 
+def apart(node: Node, *slots: int) -> bool:
+    """Whether the result has no byte of the operands in these slots (of any operand, if none is named)."""
+    operands = [source(node, slot) for slot in slots] if slots else node.src
+    return not any(x is not None and x.buffer is node.dst.buffer and overlap(x, node.dst) for x in operands)
+
+
+def in_place(node: Node, slot: int = 0) -> bool:
+    """Whether the result is this operand, element for element."""
+    return source(node, slot) == node.dst
+
+
 def rows_of_f32(operand: Operand) -> bool:
     """Whether elements of a row are floats without gaps."""
     return operand.type.id == record.F32 and operand.nb[0] == 4

@@ -8,7 +8,18 @@ a `lowering_…` for each family.
 from collections.abc import Callable
 
 from drover.ggml.ops import Op, float_params, int_params
-from drover.worker.devices.cpu import attention, copy, lowering_rope, lowering_rows, matmul, norm, record
+from drover.worker.devices.cpu import (
+    attention,
+    copy,
+    lowering_recurrent,
+    lowering_rope,
+    lowering_routing,
+    lowering_rows,
+    lowering_windows,
+    matmul,
+    norm,
+    record,
+)
 from drover.worker.devices.cpu.blocks import READABLE, WRITABLE
 from drover.worker.devices.cpu.draft import FLOATS, SOLO_ELEMENTS, Draft, address, overlap
 from drover.worker.devices.cpu.draft import bits as _bits
@@ -28,14 +39,14 @@ _MANY_TOKENS = 64
 def lower(node: Node, threads: int) -> Draft | None:
     """The draft of a node's record, or None where there is no kernel for it."""
     rule = RULES.get(node.op)
-    if rule is None or node.src[:1] in ((), (None,)):
+    if rule is None or (node.src[:1] in ((), (None,)) and node.op is not Op.ARANGE):
         return None
     try:
         draft = rule(node, threads)
     except (ArithmeticError, ValueError):  # parameters that no model has: numpy computes with anything
         return None
     if draft is not None and draft.small:
-        largest = max(node.dst.elements, *(x.elements for x in node.src[:1] if x is not None))
+        largest = max([node.dst.elements, *(x.elements for x in node.src[:1] if x is not None)])
         draft.small = largest <= SOLO_ELEMENTS
     return draft
 
@@ -175,6 +186,9 @@ def _mul_mat(node: Node, threads: int) -> Draft | None:
 RULES: dict[Op, Callable[[Node, int], Draft | None]] = {
     **lowering_rows.RULES,
     **lowering_rope.RULES,
+    **lowering_routing.RULES,
+    **lowering_windows.RULES,
+    **lowering_recurrent.RULES,
     Op.GET_ROWS: _get_rows,
     Op.SET_ROWS: _set_rows,
     Op.CPY: _copy,

@@ -1,11 +1,23 @@
-"""Rules of operations on elements and on rows: arithmetic, functions, gates, norms, the softmax, sums and orders."""
+"""Rules of operations on elements and on rows: arithmetic, functions, gates, norms, the softmax, sums and orders,
+norms of groups, triangular systems."""
 
 from collections.abc import Callable
 from math import floor, log2
 
 from drover.ggml.ops import Op, SortOrder, float_params, int_params
-from drover.worker.devices.cpu import elementwise, norm, record
-from drover.worker.devices.cpu.draft import FLOATS, SOLO_ELEMENTS, Draft, bits, first, parameters, rows_of_f32, source
+from drover.worker.devices.cpu import elementwise, norm, record, reductions
+from drover.worker.devices.cpu.draft import (
+    FLOATS,
+    SOLO_ELEMENTS,
+    Draft,
+    apart,
+    bits,
+    first,
+    in_place,
+    parameters,
+    rows_of_f32,
+    source,
+)
 from drover.worker.devices.device import Node
 
 
@@ -64,6 +76,39 @@ def _argsort(node: Node, threads: int) -> Draft | None:
     return Draft(record.ARGSORT, parameters(int(int_params(node.params)[0] == SortOrder.DESC)), small=False)
 
 
+def _cumsum(node: Node, threads: int) -> Draft | None:
+    if not (rows_of_f32(first(node)) and rows_of_f32(node.dst) and (in_place(node) or apart(node))):
+        return None
+    return Draft(record.CUMSUM)
+
+
+def _sum(node: Node, threads: int) -> Draft | None:
+    if not {first(node).type.id, node.dst.type.id} <= FLOATS or not apart(node):
+        return None
+    return Draft(record.TOTAL, parameters(0), shared=reductions.PARTS * reductions.PART_BYTES)
+
+
+def _count_equal(node: Node, threads: int) -> Draft | None:
+    if not apart(node):
+        return None
+    return Draft(record.TOTAL, parameters(1), shared=reductions.PARTS * reductions.PART_BYTES)
+
+
+def _group_norm(node: Node, threads: int) -> Draft | None:
+    if not (rows_of_f32(first(node)) and rows_of_f32(node.dst) and (in_place(node) or apart(node))):
+        return None
+    return Draft(record.GROUP_NORM, parameters(int_params(node.params)[0], bits(float_params(node.params)[1])))
+
+
+def _solve_tri(node: Node, threads: int) -> Draft | None:
+    b = source(node, 1)
+    if b is None or not (rows_of_f32(first(node)) and rows_of_f32(b) and rows_of_f32(node.dst)):
+        return None
+    if not apart(node, 0) or not (in_place(node, 1) or apart(node, 1)):
+        return None
+    return Draft(record.SOLVE_TRI, small=first(node).elements * b.ne[0] <= SOLO_ELEMENTS)
+
+
 def slopes(heads: int, max_bias: float) -> dict[int, int]:
     """Parameters 1 to 3 for `norm.head_slope`."""
     if max_bias == 0.0:
@@ -107,4 +152,9 @@ RULES: dict[Op, Callable[[Node, int], Draft | None]] = {
     Op.MEAN: _sum_rows(1),
     Op.ARGSORT: _argsort,
     Op.SOFT_MAX: _soft_max,
+    Op.CUMSUM: _cumsum,
+    Op.SUM: _sum,
+    Op.COUNT_EQUAL: _count_equal,
+    Op.GROUP_NORM: _group_norm,
+    Op.SOLVE_TRI: _solve_tri,
 }

@@ -198,14 +198,14 @@ def argsort(record: int, _thread: int, threads: int, _scratch: int, _shared: int
         for i in range(count):
             store_i32(order + 4 * i, i)
         for start in range(count // 2 - 1, -1, -1):
-            _sift(x, order, start, count, sign)
+            sift(x, order, start, count, sign)
         for end in range(count - 1, 0, -1):
             _swap(order, order + 4 * end)
-            _sift(x, order, 0, end, sign)
+            sift(x, order, 0, end, sign)
 
 
 @jit
-def _sift(x: int, order: int, root: int, count: int, sign: float) -> None:
+def sift(x: int, order: int, root: int, count: int, sign: float) -> None:
     """Restore a heap whose root may be too small."""
     while 2 * root + 1 < count:
         child = 2 * root + 1
