@@ -1,11 +1,21 @@
-"""Rules of what chooses: rows added by number, the largest of a row, the scores of a sparse attention."""
+"""Rules of what chooses: rows added by number, orders, the largest of a row, the scores of a sparse attention."""
 
 from collections.abc import Callable
 
-from drover.ggml.ops import Op
-from drover.worker.devices.cpu import record, routing
+from drover.ggml.ops import Op, SortOrder, int_params
+from drover.worker.devices.cpu import record, routing, sorting
 from drover.worker.devices.cpu.blocks import READABLE
-from drover.worker.devices.cpu.draft import FLOATS, Draft, apart, first, in_place, rows_of_f32, source
+from drover.worker.devices.cpu.draft import (
+    FLOATS,
+    SOLO_ELEMENTS,
+    Draft,
+    apart,
+    first,
+    in_place,
+    parameters,
+    rows_of_f32,
+    source,
+)
 from drover.worker.devices.device import Node
 
 
@@ -17,11 +27,24 @@ def _add_id(node: Node, threads: int) -> Draft | None:
     return Draft(record.ADD_ID) if fits else None
 
 
+def _argsort(node: Node, threads: int) -> Draft | None:
+    return _sorted(node, int_params(node.params)[0])
+
+
 def _top_k(node: Node, threads: int) -> Draft | None:
+    draft = _sorted(node, SortOrder.DESC)
+    if draft is not None and node.dst.ne[0] <= sorting.FEW:
+        draft.opcode = record.TOP_FEW
+    return draft
+
+
+def _sorted(node: Node, order: int) -> Draft | None:
     x = first(node)
-    if not rows_of_f32(x) or node.dst.nb[0] != 4 or not apart(node):
+    if not rows_of_f32(x) or node.dst.nb[0] != 4 or x.ne[0] > sorting.LONGEST_ROW or not apart(node):
         return None
-    return Draft(record.TOP_K, small=x.elements <= routing.FEW)
+    kind = sorting.FALLING if order == SortOrder.DESC else sorting.RISING
+    small = x.elements <= SOLO_ELEMENTS // 8
+    return Draft(record.ARGSORT, parameters(kind), scratch=sorting.sorting_scratch(x.ne[0]), small=small)
 
 
 def _argmax(node: Node, threads: int) -> Draft | None:
@@ -41,6 +64,7 @@ def _lightning_indexer(node: Node, threads: int) -> Draft | None:
 
 RULES: dict[Op, Callable[[Node, int], Draft | None]] = {
     Op.ADD_ID: _add_id,
+    Op.ARGSORT: _argsort,
     Op.TOP_K: _top_k,
     Op.ARGMAX: _argmax,
     Op.LIGHTNING_INDEXER: _lightning_indexer,

@@ -1,10 +1,10 @@
-"""Rules of operations on elements and on rows: arithmetic, functions, gates, norms, the softmax, sums and orders,
-norms of groups, triangular systems."""
+"""Rules of operations on elements and on rows: arithmetic, functions, gates, norms, the softmax, sums, norms of
+groups, triangular systems."""
 
 from collections.abc import Callable
 from math import floor, log2
 
-from drover.ggml.ops import Op, SortOrder, float_params, int_params
+from drover.ggml.ops import Op, float_params, int_params
 from drover.worker.devices.cpu import elementwise, norm, record, reductions
 from drover.worker.devices.cpu.draft import (
     FLOATS,
@@ -68,12 +68,6 @@ def _sum_rows(mean: int) -> Callable[[Node, int], Draft | None]:
         return Draft(record.SUM_ROWS, parameters(mean))
 
     return rule
-
-
-def _argsort(node: Node, threads: int) -> Draft | None:
-    if not rows_of_f32(first(node)) or node.dst.nb[0] != 4:
-        return None
-    return Draft(record.ARGSORT, parameters(int(int_params(node.params)[0] == SortOrder.DESC)), small=False)
 
 
 def _cumsum(node: Node, threads: int) -> Draft | None:
@@ -150,7 +144,6 @@ RULES: dict[Op, Callable[[Node, int], Draft | None]] = {
     Op.L2_NORM: _norm(norm.L2),
     Op.SUM_ROWS: _sum_rows(0),
     Op.MEAN: _sum_rows(1),
-    Op.ARGSORT: _argsort,
     Op.SOFT_MAX: _soft_max,
     Op.CUMSUM: _cumsum,
     Op.SUM: _sum,

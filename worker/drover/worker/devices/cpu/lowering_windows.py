@@ -7,8 +7,8 @@ from drover.worker.devices.cpu import record, windows
 from drover.worker.devices.cpu.draft import FLOATS, Draft, apart, bits, first, in_place, parameters, rows_of_f32, source
 from drover.worker.devices.device import Node, Operand
 
-_LOWEST = {record.F32: 0xFF800000, record.F16: 0xFC00, record.BF16: 0xFF80}
-"""The bits of −∞."""
+_LOWEST = {record.F32: 0xFF800000, record.F16: 0xFC00FC00, record.BF16: 0xFF80FF80}
+"""The bits of −∞, in four bytes."""
 _EVERY = 1 << 32
 """Beyond every row."""
 

@@ -93,7 +93,7 @@ BF16: Final = 30
     ATTENTION,
     MUL_MAT,
     ADD_ID,
-    TOP_K,
+    TOP_FEW,
     ARGMAX,
     LIGHTNING_INDEXER,
     ARANGE,

@@ -9,7 +9,7 @@ from typing import Any
 
 from numba import float32
 
-from drover.worker.devices.cpu.products import transpose
+from drover.worker.devices.cpu.products import loop, transpose
 from drover.worker.devices.cpu.record import (
     DST,
     F32,
@@ -32,25 +32,47 @@ from drover.worker.devices.cpu.record import (
     SRC5,
     SRC6,
 )
+from drover.worker.devices.cpu.simd import F32 as FLOAT
 from drover.worker.devices.cpu.simd import (
+    I64,
+    broadcast,
+    constant,
+    emits,
+    f32,
+    f32x16,
     fma,
+    fused,
+    i64,
     jit,
     jit_inline,
     load_f32,
     load_f32x16,
     load_i32,
+    read,
     splat_f32x16,
     store,
     store_f32,
     sum_lanes,
+    void,
     where_greater,
+    write,
     zero_f32x16,
 )
 from drover.worker.devices.cpu.sync import portion, report_bad_index, take_work
-from drover.worker.devices.cpu.vector import exp, keep, load_row, log, move, param, row_address, store_row, word
+from drover.worker.devices.cpu.vector import (
+    exp,
+    keep,
+    log,
+    move,
+    param,
+    row_address,
+    store_row,
+    word,
+    write_some,
+)
 
-TOKENS = 128
-"""Tokens that SSM_CONV takes at a time."""
+CHANNELS, TOKENS = 64, 48
+"""Channels and tokens that SSM_CONV takes at a time."""
 SCAN_ROWS = 16
 """Rows of states that SSM_SCAN takes at a time; heads among them, at most."""
 MATRIX_ROWS = 32
@@ -66,15 +88,15 @@ WKV6, GATED = range(2)
 def conv_scratch(taps: int) -> int:
     """Private bytes each thread needs for `ssm_conv`."""
     rows = (taps + 15) // 16 * 16
-    return 64 * (rows + TOKENS + rows + 16)
+    return 4 * CHANNELS * (rows + TOKENS + rows + 16)
 
 
 def ssm_conv(record: int, _thread: int, threads: int, scratch: int, _shared: int, _sync: int) -> None:
-    """dst(c, t, s) = Σ_j src0(t + j, c, s) · src1(j, c): channels side by side, sixteen of them."""
+    """dst(c, t, s) = Σ_j src0(t + j, c, s) · src1(j, c): channels side by side, first the taps, then the inputs."""
     channels, tokens, taps = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE1)
-    blocks, parts = (channels + 15) // 16, (tokens + TOKENS - 1) // TOKENS
+    blocks, parts = (channels + CHANNELS - 1) // CHANNELS, (tokens + TOKENS - 1) // TOKENS
     items = blocks * parts * word(record, NE_DST + 2)
-    inputs = scratch + 64 * ((taps + 15) // 16 * 16)
+    inputs = scratch + 4 * CHANNELS * ((taps + 15) // 16 * 16)
     amount = portion(items, threads)
     while True:
         begin = take_work(record, amount)
@@ -82,29 +104,33 @@ def ssm_conv(record: int, _thread: int, threads: int, scratch: int, _shared: int
             break
         for item in range(begin, min(begin + amount, items)):
             block, part, sequence = item % blocks, item // blocks % parts, item // (blocks * parts)
-            first, start = 16 * block, TOKENS * part
-            rows, count = min(16, channels - first), min(TOKENS, tokens - start)
-            _turn(row_address(record, SRC + 1, NB1, first, 0, 0), word(record, NB1 + 1), rows, taps, scratch)
-            x = row_address(record, SRC, NB0, first, sequence, 0) + 4 * start
-            _turn(x, word(record, NB0 + 1), rows, count + taps - 1, inputs)
+            first, start = CHANNELS * block, TOKENS * part
+            end, count = min(CHANNELS, channels - first), min(TOKENS, tokens - start)
+            for c in range(0, end, 16):
+                w = row_address(record, SRC + 1, NB1, first + c, 0, 0)
+                _turn(w, word(record, NB1 + 1), min(16, end - c), taps, scratch + 4 * c)
+                x = row_address(record, SRC, NB0, first + c, sequence, 0) + 4 * start
+                _turn(x, word(record, NB0 + 1), min(16, end - c), count + taps - 1, inputs + 4 * c)
             for t in range(count):
-                total = zero_f32x16()
-                for j in range(taps):
-                    total = fma(load_f32x16(inputs + 64 * (t + j)), load_f32x16(scratch + 64 * j), total)
-                y = row_address(record, DST, NB_DST, start + t, sequence, 0)
-                store_row(y + 4 * first, F32, total, rows)
+                y = row_address(record, DST, NB_DST, start + t, sequence, 0) + 4 * first
+                for c in range(0, end, 16):
+                    total = zero_f32x16()
+                    for j in range(taps):
+                        x = inputs + 4 * (CHANNELS * (t + j) + c)
+                        total = fma(load_f32x16(x), load_f32x16(scratch + 4 * (CHANNELS * j + c)), total)
+                    store_row(y + 4 * c, F32, total, end - c)
 
 
 @jit
 def _turn(source: int, step: int, rows: int, columns: int, target: int) -> None:
-    """Up to 16 rows `step` bytes apart as columns of 16 floats."""
+    """Up to 16 rows `step` bytes apart as columns, among those of CHANNELS rows."""
     if rows == 16:
         for j in range(0, columns, 16):
-            transpose(source + 4 * j, step, target + 64 * j, 64)
+            transpose(source + 4 * j, step, target + 4 * CHANNELS * j, 4 * CHANNELS)
         return
     for row in range(rows):
         for j in range(columns):
-            store_f32(target + 64 * j + 4 * row, load_f32(source + row * step + 4 * j))
+            store_f32(target + 4 * (CHANNELS * j + row), load_f32(source + row * step + 4 * j))
 
 
 # ---- SSM_SCAN
@@ -351,44 +377,91 @@ def linear_attention(record: int, _thread: int, _threads: int, _scratch: int, _s
     """Operands: k, v, r, bonus, w, states; or k, v, q, gate, states. Parameter 2: sequences."""
     size, heads, sequences = word(record, NE0), word(record, NE0 + 1), word(record, PARAMS + 2)
     tokens = word(record, NE0 + 2) // sequences
-    blocks = (size + 15) // 16
+    width = 64 if size % 64 == 0 else 16
+    blocks = (size + width - 1) // width
     outputs = 4 * size * heads * tokens * sequences
     states = word(record, SRC5) if word(record, PARAMS) == WKV6 else word(record, SRC + 4)
     while True:
         item = take_work(record, 1)
         if item >= blocks * heads * sequences:
             break
-        column, head, sequence = item % blocks * 16, item // blocks % heads, item // (blocks * heads)
+        column, head, sequence = item % blocks * width, item // blocks % heads, item // (blocks * heads)
         place = 4 * (size * size * (sequence * heads + head) + column)
         state = word(record, DST) + outputs + place
-        left = size - column
         for i in range(size):
-            store_row(state + 4 * size * i, F32, load_row(states + place + 4 * size * i, F32), left)
+            move(state + 4 * size * i, states + place + 4 * size * i, 4 * min(width, size - column))
         for t in range(sequence * tokens, (sequence + 1) * tokens):
-            _linear_token(record, head, t, column, left, state)
+            _linear_token(record, head, t, column, width, state)
+
+
+@jit
+def _linear_token(record: int, head: int, t: int, column: int, width: int, state: int) -> None:
+    size = word(record, NE0)
+    k, r = row_address(record, SRC, NB0, head, t, 0), row_address(record, SRC + 2, NB2, head, t, 0)
+    v = row_address(record, SRC + 1, NB1, head, t, 0) + 4 * column
+    y = word(record, DST) + 4 * (size * (t * word(record, NE0 + 1) + head) + column)
+    left = size - column
+    if word(record, PARAMS) == WKV6:
+        w = row_address(record, SRC + 4, NB4, head, t, 0)
+        seen = _seen(k, r, word(record, SRC + 3) + 4 * size * head, size)
+        if width == 64:
+            remember64(state, size, k, v, w, r, y, seen, left)
+        else:
+            remember16(state, size, k, v, w, r, y, seen, left)
+    else:
+        w = row_address(record, SRC + 3, NB3, head, t, 0)
+        if width == 64:
+            blend64(state, size, k, v, w, r, y, param(record, 1), left)
+        else:
+            blend16(state, size, k, v, w, r, y, param(record, 1), left)
 
 
 @jit_inline
-def _linear_token(record: int, head: int, t: int, column: int, left: int, state: int) -> None:
-    size, heads = word(record, NE0), word(record, NE0 + 1)
-    k = row_address(record, SRC, NB0, head, t, 0)
-    v = load_f32x16(row_address(record, SRC + 1, NB1, head, t, 0) + 4 * column)
-    r = row_address(record, SRC + 2, NB2, head, t, 0)
+def _seen(k: int, r: int, bonus: int, size: int) -> Any:
+    """How much of a token's own value it gets to see: Σ r · bonus · k."""
     total = zero_f32x16()
-    if word(record, PARAMS) == WKV6:
-        bonus, w = word(record, SRC + 3) + 4 * size * head, row_address(record, SRC + 4, NB4, head, t, 0)
-        for i in range(size):
-            at = state + 4 * size * i
-            kv, m = splat_f32x16(load_f32(k + 4 * i)) * v, load_f32x16(at)
-            total = fma(splat_f32x16(load_f32(r + 4 * i)), fma(splat_f32x16(load_f32(bonus + 4 * i)), kv, m), total)
-            store_row(at, F32, fma(splat_f32x16(load_f32(w + 4 * i)), m, kv), left)
+    for i in range(0, size, 16):
+        product = load_f32x16(k + 4 * i) * load_f32x16(bonus + 4 * i) * load_f32x16(r + 4 * i)
+        total = total + keep(product, size - i, 0.0)
+    return sum_lanes(total)
+
+
+def _columns(kind: int, vectors: int) -> Any:
+    """An instruction that takes 16 · `vectors` columns of a state one token further, and sums up what the token sees.
+
+    For WKV6 `factor` is how much of its own value it sees beside the state before it; otherwise it sees the state
+    after it, times `factor`. Of the last 16 columns `left` are stored where there are fewer.
+    """
+
+    def columns(b: Any, state: Any, size: Any, k: Any, v: Any, w: Any, r: Any, y: Any, factor: Any, left: Any) -> None:
+        values = [read(b, b.add(v, I64(64 * n)), f32x16.ir) for n in range(vectors)]
+        factors = broadcast(b, factor, 16)
+
+        def body(i: Any, sums: list[Any]) -> list[Any]:
+            key, rate, taken = (broadcast(b, read(b, b.add(x, b.shl(i, I64(2))), FLOAT), 16) for x in (k, w, r))
+            row = b.add(state, b.mul(i, b.shl(size, I64(2))))
+            totals = []
+            for n in range(vectors):
+                place = b.add(row, I64(64 * n))
+                before = read(b, place, f32x16.ir)
+                after = fused(b, rate, before, b.fmul(key, values[n]))
+                _write(b, place, after, left, vectors)
+                totals.append(fused(b, taken, before if kind == WKV6 else after, sums[n]))
+            return totals
+
+        for n, total in enumerate(loop(b, size, [constant(f32x16, 0.0)] * vectors, body)):
+            result = fused(b, factors, values[n], total) if kind == WKV6 else b.fmul(total, factors)
+            _write(b, b.add(y, I64(64 * n)), result, left, vectors)
+
+    columns.__name__ = f"columns{kind}x{vectors}"
+    return emits(void, *[i64] * 7, f32, i64)(columns)
+
+
+def _write(b: Any, place: Any, value: Any, left: Any, vectors: int) -> None:
+    if vectors > 1:
+        write(b, place, value)
     else:
-        w = row_address(record, SRC + 3, NB3, head, t, 0)
-        for i in range(size):
-            at = state + 4 * size * i
-            kv = splat_f32x16(load_f32(k + 4 * i)) * v
-            m = fma(splat_f32x16(load_f32(w + 4 * i)), load_f32x16(at), kv)
-            total = fma(splat_f32x16(load_f32(r + 4 * i)), m, total)
-            store_row(at, F32, m, left)
-        total = total * splat_f32x16(param(record, 1))
-    store_row(word(record, DST) + 4 * (size * (t * heads + head) + column), F32, total, left)
+        write_some(b, place, value, left)
+
+
+remember64, remember16, blend64, blend16 = (_columns(kind, vectors) for kind in (WKV6, GATED) for vectors in (4, 1))

@@ -1,10 +1,9 @@
-"""What chooses, and what is chosen by: the largest of a row, rows added by number, the scores of a sparse attention.
+"""What chooses, and what is chosen: the largest of a row, rows added by number, the scores of a sparse attention.
 
 Formulas: docs/protocol.md sections 6.4 and 6.7.
 """
 
 from drover.worker.devices.cpu.blocks import dequantize
-from drover.worker.devices.cpu.norm import sift
 from drover.worker.devices.cpu.products import multiply, transpose
 from drover.worker.devices.cpu.record import (
     DST,
@@ -45,9 +44,6 @@ SCORED_TOKENS = 32
 _LOWEST = float("-inf")
 _STRETCH = 256
 
-FEW = 2048
-"""Elements up to which one thread alone looks for the largest."""
-
 
 def add_id(record: int, _thread: int, threads: int, _scratch: int, _shared: int, sync: int) -> None:
     """dst(:, u, t) = src0(:, u, t) + src1(:, src2(u, t))."""
@@ -70,30 +66,6 @@ def add_id(record: int, _thread: int, threads: int, _scratch: int, _shared: int,
             y = row_address(record, DST, NB_DST, i1, i2, i3)
             for i in range(0, ne0, 16):
                 store_row(y + 4 * i, F32, load_f32x16(x + 4 * i) + load_f32x16(b + 4 * i), ne0 - i)
-
-
-def top_k(record: int, _thread: int, _threads: int, _scratch: int, _shared: int, _sync: int) -> None:
-    """Where the largest of every row are: a heap of them, the least at its root; the lower index first among equals."""
-    count, kept = word(record, NE0), word(record, NE_DST)
-    ne1, ne2 = word(record, NE0 + 1), word(record, NE0 + 2)
-    rows = ne1 * ne2 * word(record, NE0 + 3)
-    while True:
-        row = take_work(record, 1)
-        if row >= rows:
-            break
-        i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-        x = row_address(record, SRC, NB0, i1, i2, i3)
-        chosen = row_address(record, DST, NB_DST, i1, i2, i3)
-        for i in range(kept):
-            store_i32(chosen + 4 * i, i)
-        for start in range(kept // 2 - 1, -1, -1):
-            sift(x, chosen, start, kept, -1.0)
-        least = load_f32(x + 4 * load_i32(chosen))
-        for i in range(kept, count):
-            if load_f32(x + 4 * i) > least:
-                store_i32(chosen, i)
-                sift(x, chosen, 0, kept, -1.0)
-                least = load_f32(x + 4 * load_i32(chosen))
 
 
 def argmax(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:

@@ -29,10 +29,10 @@ from drover.worker.devices.cpu.simd import (
     jit,
     load_f32,
     splat_f32x16,
+    splat_i32x16,
+    store,
     store_f32,
     store_i8,
-    store_i16,
-    store_i32,
 )
 from drover.worker.devices.cpu.sync import barrier, portion, take_work
 from drover.worker.devices.cpu.vector import move, param, row_address, store_row, word
@@ -41,7 +41,7 @@ from drover.worker.devices.cpu.vector import move, param, row_address, store_row
 BEFORE, AROUND, PAD_SIZE = 0, 4, 5
 
 # Parameters of BAND: in row i, places slope · i + start up to slope · i + end are kept (two slopes); what all others
-# become, as bits; the size of an element.
+# become, as four bytes; the size of an element.
 LOW_SLOPE, LOW, HIGH_SLOPE, HIGH, OTHERS, BAND_SIZE = range(6)
 
 # Parameters of WINDOW: whether src1 is added; the size of an element; strides of the window in bytes, its offset.
@@ -51,17 +51,20 @@ ADDED, WINDOW_SIZE, STRIDES, OFFSET = 0, 1, 2, 5
 KIND, KERNEL, STEP, PADDING = 0, 1, 3, 5
 LARGEST, MEAN_INSIDE, MEAN = range(3)
 
+_RAMP = 4096
+
 
 def arange(record: int, _thread: int, _threads: int, _scratch: int, _shared: int, _sync: int) -> None:
     """Parameter 0, and parameter 1 more from each element to the next."""
     count = word(record, NE_DST)
     start, step = splat_f32x16(param(record, 0)), splat_f32x16(param(record, 1))
     while True:
-        i = take_work(record, 16)
-        if i >= count:
+        first = take_work(record, _RAMP)
+        if first >= count:
             break
-        x = fma(counting() + splat_f32x16(float32(i)), step, start)
-        store_row(word(record, DST) + 4 * i, F32, x, count - i)
+        for i in range(first, min(first + _RAMP, count), 16):
+            x = fma(counting() + splat_f32x16(float32(i)), step, start)
+            store_row(word(record, DST) + 4 * i, F32, x, count - i)
 
 
 def pad(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
@@ -84,11 +87,11 @@ def pad(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _s
                 x = row_address(record, SRC, NB0, i1 % n1, i2 % n2, i3 % n3)
                 _repeat_row(x, y, n0, ne0, -before % n0, size)
             elif 0 <= i1 < n1 and 0 <= i2 < n2 and 0 <= i3 < n3:
-                fill(y, 0, before, size)
+                fill(y, 0, before * size)
                 move(y + before * size, row_address(record, SRC, NB0, i1, i2, i3), n0 * size)
-                fill(y + (before + n0) * size, 0, ne0 - before - n0, size)
+                fill(y + (before + n0) * size, 0, (ne0 - before - n0) * size)
             else:
-                fill(y, 0, ne0, size)
+                fill(y, 0, ne0 * size)
 
 
 @jit
@@ -103,17 +106,14 @@ def _repeat_row(x: int, y: int, period: int, count: int, start: int, size: int) 
 
 
 @jit
-def fill(y: int, value: int, count: int, size: int) -> None:
-    """The same bits in elements of 1, 2, 4 or 8 bytes; 8 bytes are two halves alike."""
-    if size == 1:
-        for i in range(count):
-            store_i8(y + i, value)
-    elif size == 2:
-        for i in range(count):
-            store_i16(y + 2 * i, value)
-    else:
-        for i in range(count * size // 4):
-            store_i32(y + 4 * i, value)
+def fill(y: int, bits: int, count: int) -> None:
+    """The same four bytes over and over, for `count` bytes."""
+    many = splat_i32x16(bits)
+    whole = count - count % 64
+    for i in range(0, whole, 64):
+        store(y + i, many)
+    for i in range(whole, count):
+        store_i8(y + i, bits >> (8 * (i % 4)))
 
 
 def band(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
@@ -133,8 +133,8 @@ def band(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _
             x = row_address(record, SRC, NB0, i1, i2, i3)
             y = row_address(record, DST, NB_DST, i1, i2, i3)
             move(y + low * size, x + low * size, (high - low) * size)
-            fill(y, others, low, size)
-            fill(y + high * size, others, ne0 - high, size)
+            fill(y, others, low * size)
+            fill(y + high * size, others, (ne0 - high) * size)
 
 
 def window(record: int, _thread: int, threads: int, scratch: int, _shared: int, sync: int) -> None:
