@@ -41,7 +41,7 @@ from drover.worker.devices.cpu.kernel_cache import cache_directory
 from drover.worker.devices.device import Device, Node, Operand
 from drover.worker.devices.offer import Offer
 from drover.worker.devices.reference.device import ReferenceDevice
-from worker.devices import cases
+from worker.devices import cases, kernel_cases
 from worker.devices.cases import Case, case, gapped, permuted, tensor
 
 pytestmark = pytest.mark.timeout(600)
@@ -131,11 +131,25 @@ def _cell(size: tuple[int, ...]) -> npt.NDArray[np.int64]:
     return np.broadcast_to(np.arange(size[-2])[:, None], size)
 
 
-@pytest.mark.parametrize("case", [*cases.CASES, *_long_rows(), *_attentions(), *_mixtures()], ids=lambda case: case.id)
+OWN_CASES = [*_long_rows(), *_attentions(), *_mixtures(), *kernel_cases.CASES, *kernel_cases.REFUSED]
+
+
+@pytest.mark.parametrize("case", [*cases.CASES, *OWN_CASES], ids=lambda case: case.id)
 def test_cpu_agrees_with_the_reference(cpu: CpuDevice, case: Case) -> None:
     expected = cases.run(ReferenceDevice(1 << 30), case)
     wrong = cases.differences(case, cases.run(cpu, case), expected)
     assert wrong is None, wrong
+
+
+@pytest.mark.parametrize("case", [*kernel_cases.CASES, *kernel_cases.REFUSED], ids=lambda case: case.id)
+def test_what_has_a_kernel(cpu: CpuDevice, case: Case) -> None:
+    placed = cases.place(cpu, case)
+    try:
+        by_reference = [step for step in cpu.compile([placed.node]).steps if isinstance(step, Node)]
+        assert bool(by_reference) == (case in kernel_cases.REFUSED)
+    finally:
+        for buffer in placed.buffers:
+            cpu.free(buffer)
 
 
 # ---- programs
@@ -168,7 +182,7 @@ def _chain(device: Device, rows: int, fallback: bool) -> tuple[list[Node], Opera
         nodes.append(Node(Op.MUL, pack_params(), y, (y, weight)))
         nodes.append(Node(Op.ADD, pack_params(), total, (y, x)))
         if fallback and i % 10 == 3:
-            nodes.append(Node(Op.CUMSUM, pack_params(), y, (total,)))
+            nodes.append(Node(Op.ROLL, pack_params({0: 3}), y, (total,)))
             nodes.append(Node(Op.SCALE, pack_params(floats={0: 0.1}), total, (y,)))
         x = total
     return nodes, total
@@ -292,6 +306,23 @@ def test_experts_out_of_range_are_refused_and_left_out(cpu: CpuDevice, kind: Ten
     with pytest.raises(DeviceError, match=rf"MUL_MAT_ID 'ffn_moe_up-0'.*index {bad} is not in 0\.\.2"):
         cpu.run(program)
     assert (_read(cpu, dst).reshape(tokens, 3, 2) == [[0, 0], [7, 7], [0, 0]]).all()
+
+
+@pytest.mark.parametrize("bad", [3, -1])
+def test_add_id_refuses_an_index_out_of_range(cpu: CpuDevice, bad: int) -> None:
+    rows, table = _place(cpu, F32, 20, 2, 3), _place(cpu, F32, 20, 3)
+    ids = _place(cpu, I32, 2, 3, values=np.array([0, 1, 2, bad, 0, 1], np.int32))
+    with pytest.raises(DeviceError, match=rf"ADD_ID.*index {bad} is not in 0\.\.2"):
+        cpu.run(cpu.compile([Node(Op.ADD_ID, pack_params(), rows, (rows, table, ids))]))
+
+
+@pytest.mark.parametrize("bad", [3, -1])
+def test_ssm_scan_refuses_the_number_of_no_state(cpu: CpuDevice, bad: int) -> None:
+    shapes = ((16, 4, 2, 3), (4, 2, 1, 1), (2, 1, 1), (1, 2), (16, 1, 1, 1), (16, 1, 1, 1))
+    sources = [_place(cpu, F32, *ne) for ne in shapes]
+    ids, dst = _place(cpu, I32, 1, values=np.array([bad], np.int32)), _place(cpu, F32, 8 + 128)
+    with pytest.raises(DeviceError, match=rf"SSM_SCAN.*index {bad} is not in 0\.\.2"):
+        cpu.run(cpu.compile([Node(Op.SSM_SCAN, pack_params({0: 1}), dst, (*sources, ids))]))
 
 
 # ---- the registry and the cache of kernels

@@ -15,6 +15,7 @@ import structlog
 from numba.core import config
 
 from drover.errors import DeviceError
+from drover.ggml.ops import Op
 from drover.worker.devices.cpu import record
 from drover.worker.devices.cpu.ceilings import measure
 from drover.worker.devices.cpu.kernel_cache import compiling
@@ -27,6 +28,14 @@ from drover.worker.devices.reference.device import execute, timed
 _CALIBRATION_SECONDS = 0.05
 
 _log = structlog.get_logger()
+
+_INDEXED: dict[Op, tuple[int, int]] = {
+    Op.GET_ROWS: (0, 1),
+    Op.ADD_ID: (1, 1),
+    Op.SSM_SCAN: (0, 3),
+    Op.MUL_MAT_ID: (0, 2),
+}
+"""Which operand index values point into, and along which of its dimensions; along the rows of the result otherwise."""
 
 
 class CpuDevice(HostMemory):
@@ -100,8 +109,9 @@ class CpuDevice(HostMemory):
     def _raise(program: CpuProgram, index: int) -> None:
         value = int(program.records[index, record.ERROR_VALUE])
         node = program.nodes[index]
-        rows = node.src[0] if node.op.name in ("GET_ROWS", "MUL_MAT_ID") else node.dst
-        limit = 0 if rows is None else rows.ne[2 if node.op.name == "MUL_MAT_ID" else 1]
+        slot, dimension = _INDEXED.get(node.op, (None, 1))
+        rows = node.dst if slot is None else node.src[slot]
+        limit = rows.ne[dimension] if rows is not None else 0
         raise DeviceError(f"{describe(node)}: index {value} is not in 0..{limit - 1}")
 
 

@@ -1,4 +1,4 @@
-"""Operations on whole rows of F32: the norms, the softmax, sums and orders.
+"""Operations on whole rows of F32: the norms, the softmax, sums.
 
 Rows are contiguous inside, anything outside. Every kernel may work in place. Formulas: docs/protocol.md sections 6.4
 and 6.6.
@@ -28,11 +28,9 @@ from drover.worker.devices.cpu.simd import (
     jit,
     load_f32,
     load_f32x16,
-    load_i32,
     maximum,
     splat_f32x16,
     store_f32,
-    store_i32,
     sum_lanes,
     zero_f32x16,
     zero_f64x16,
@@ -181,51 +179,3 @@ def _soft_max_row(x: int, mask: int, kind: int, y: int, count: int, scale: float
     share = splat_f32x16(1.0 / denominator)
     for i in range(0, count, 16):
         store_row(y + 4 * i, F32, load_f32x16(y + 4 * i) * share, count - i)
-
-
-def argsort(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
-    """Indices that put every row in order (parameter 0: 1 for descending), the lower index first among equals."""
-    count, ne1, ne2 = word(record, NE0), word(record, NE0 + 1), word(record, NE0 + 2)
-    rows = ne1 * ne2 * word(record, NE0 + 3)
-    sign = -1.0 if word(record, PARAMS) == 1 else 1.0
-    while True:
-        row = take_work(record, 1)
-        if row >= rows:
-            break
-        i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-        x = row_address(record, SRC, NB0, i1, i2, i3)
-        order = row_address(record, DST, NB_DST, i1, i2, i3)
-        for i in range(count):
-            store_i32(order + 4 * i, i)
-        for start in range(count // 2 - 1, -1, -1):
-            _sift(x, order, start, count, sign)
-        for end in range(count - 1, 0, -1):
-            _swap(order, order + 4 * end)
-            _sift(x, order, 0, end, sign)
-
-
-@jit
-def _sift(x: int, order: int, root: int, count: int, sign: float) -> None:
-    """Restore a heap whose root may be too small."""
-    while 2 * root + 1 < count:
-        child = 2 * root + 1
-        if child + 1 < count and _before(x, order, child, child + 1, sign):
-            child += 1
-        if not _before(x, order, root, child, sign):
-            break
-        _swap(order + 4 * root, order + 4 * child)
-        root = child
-
-
-@jit
-def _before(x: int, order: int, a: int, b: int, sign: float) -> bool:
-    i, j = load_i32(order + 4 * a), load_i32(order + 4 * b)
-    left, right = sign * load_f32(x + 4 * i), sign * load_f32(x + 4 * j)
-    return left < right or (left == right and i < j)
-
-
-@jit
-def _swap(a: int, b: int) -> None:
-    left, right = load_i32(a), load_i32(b)
-    store_i32(a, right)
-    store_i32(b, left)

@@ -13,20 +13,22 @@ import numpy.typing as npt
 from drover.errors import DeviceError
 from drover.ggml.ops import Op
 from drover.worker.devices.cpu import record
-from drover.worker.devices.cpu.lowering import Draft, address, fuse, lower
+from drover.worker.devices.cpu.draft import Draft, address
+from drover.worker.devices.cpu.lowering import fuse, lower
 from drover.worker.devices.cpu.run import compile_kernel
 from drover.worker.devices.cpu.threads import aligned
 from drover.worker.devices.device import Buffer, Node, Operand
 from drover.worker.devices.reference.device import OPERATIONS
 
 _SOURCE_WORDS = (
-    (record.NE0, record.NB0, record.TYPE0),
-    (record.NE1, record.NB1, record.TYPE1),
-    (record.NE2, record.NB2, record.TYPE2),
-    (record.NE3, record.NB3, record.TYPE3),
+    (record.SRC, record.NE0, record.NB0, record.TYPE0),
+    (record.SRC + 1, record.NE1, record.NB1, record.TYPE1),
+    (record.SRC + 2, record.NE2, record.NB2, record.TYPE2),
+    (record.SRC + 3, record.NE3, record.NB3, record.TYPE3),
+    (record.SRC + 4, record.NE4, record.NB4, record.TYPE4),
+    (record.SRC5, record.NE5, record.NB5, record.TYPE5),
+    (record.SRC6, record.NE6, record.NB6, record.TYPE6),
 )
-_ADDRESSES = 5
-"""Operands whose addresses a record holds."""
 
 Stretch = tuple[int, int]
 """Consecutive records: the first, and how many."""
@@ -105,16 +107,14 @@ def _write(row: npt.NDArray[np.int64], node: Node, draft: Draft) -> None:
     row[record.NE_DST : record.NE_DST + 4] = node.dst.ne
     row[record.NB_DST : record.NB_DST + 4] = node.dst.nb
     row[record.TYPE_DST] = node.dst.type.id
-    sources = node.src[:2] if node.op in _TWO_SOURCES else node.src[:_ADDRESSES]
-    for i, source in enumerate(sources):
+    sources = node.src[:2] if node.op in _TWO_SOURCES else node.src
+    for source, (place, extents, strides, kind) in zip(sources, _SOURCE_WORDS, strict=False):
         if source is None:
             continue
-        row[record.SRC + i] = address(source)
-        if i < len(_SOURCE_WORDS):
-            extents, strides, kind = _SOURCE_WORDS[i]
-            row[extents : extents + 4] = source.ne
-            row[strides : strides + 4] = source.nb
-            row[kind] = source.type.id
+        row[place] = address(source)
+        row[extents : extents + 4] = source.ne
+        row[strides : strides + 4] = source.nb
+        row[kind] = source.type.id
     for word, value in draft.words.items():
         row[word] = value
     row[record.FLAGS] = record.SOLO if draft.small else 0

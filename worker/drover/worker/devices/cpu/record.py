@@ -1,4 +1,4 @@
-"""The record of one operation in a compiled program: 64 words of 64 bits, named here and nowhere else.
+"""The record of one operation in a compiled program: 96 words of 64 bits, named here and nowhere else.
 
 A kernel gets the address of its record and reads the words it needs with `word`. Everything but the counters, the
 error words and the results is constant while a program runs.
@@ -6,7 +6,7 @@ error words and the results is constant while a program runs.
 
 from typing import Final
 
-WORDS: Final = 64
+WORDS: Final = 96
 RECORD_BYTES: Final = 8 * WORDS
 
 KERNEL: Final = 0
@@ -44,6 +44,19 @@ ERROR_VALUE: Final = 61
 ERROR: Final = 62
 FLAGS: Final = 63
 
+SRC5: Final = 64
+"""Addresses of operands 5 and 6; then what is kept of operands 4 to 6, as of those before."""
+SRC6: Final = 65
+NE4: Final = 66
+NB4: Final = 70
+NE5: Final = 74
+NB5: Final = 78
+NE6: Final = 82
+NB6: Final = 86
+TYPE4: Final = 90
+TYPE5: Final = 91
+TYPE6: Final = 92
+
 SOLO: Final = 1
 """Flag: thread 0 runs the record alone."""
 NO_BARRIER: Final = 2
@@ -80,4 +93,25 @@ BF16: Final = 30
     ATTENTION,
     MUL_MAT,
     MUL_MAT_ID,
-) = range(17)
+    ADD_ID,
+    TOP_FEW,
+    ARGMAX,
+    LIGHTNING_INDEXER,
+    ARANGE,
+    PAD,
+    BAND,
+    WINDOW,
+    TOTAL,
+    CUMSUM,
+    GROUP_NORM,
+    POOL,
+    SOLVE_TRI,
+    SSM_CONV,
+    SSM_SCAN,
+    GATED_DELTA_NET,
+    WKV7,
+    LINEAR_ATTENTION,
+    HC_PRE,
+    HC_POST,
+    HC_COMB,
+) = range(38)

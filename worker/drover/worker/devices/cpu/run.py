@@ -13,7 +13,22 @@ from typing import Any
 import numba
 from llvmlite import ir
 
-from drover.worker.devices.cpu import attention, copy, elementwise, experts, matmul, norm, record, rope
+from drover.worker.devices.cpu import (
+    attention,
+    copy,
+    elementwise,
+    experts,
+    matmul,
+    norm,
+    record,
+    recurrent,
+    reductions,
+    rope,
+    routing,
+    sorting,
+    streams,
+    windows,
+)
 from drover.worker.devices.cpu.record import (
     COUNTER,
     COUNTER2,
@@ -42,10 +57,31 @@ KERNELS: dict[int, Callable[..., None]] = {
     record.CONCAT: copy.concat,
     record.REPEAT: copy.repeat,
     record.SUM_ROWS: norm.sum_rows,
-    record.ARGSORT: norm.argsort,
+    record.ARGSORT: sorting.argsort,
     record.ATTENTION: attention.attention,
     record.MUL_MAT: matmul.mul_mat,
     record.MUL_MAT_ID: experts.mul_mat_id,
+    record.ADD_ID: routing.add_id,
+    record.TOP_FEW: sorting.top_few,
+    record.ARGMAX: routing.argmax,
+    record.LIGHTNING_INDEXER: routing.lightning_indexer,
+    record.ARANGE: windows.arange,
+    record.PAD: windows.pad,
+    record.BAND: windows.band,
+    record.WINDOW: windows.window,
+    record.POOL: windows.pool,
+    record.TOTAL: reductions.total,
+    record.CUMSUM: reductions.cumsum,
+    record.GROUP_NORM: reductions.group_norm,
+    record.SOLVE_TRI: reductions.solve_tri,
+    record.SSM_CONV: recurrent.ssm_conv,
+    record.SSM_SCAN: recurrent.ssm_scan,
+    record.GATED_DELTA_NET: recurrent.gated_delta_net,
+    record.WKV7: recurrent.wkv7,
+    record.LINEAR_ATTENTION: recurrent.linear_attention,
+    record.HC_PRE: streams.hc_pre,
+    record.HC_POST: streams.hc_post,
+    record.HC_COMB: streams.hc_comb,
 }
 """The kernel of each opcode."""
 

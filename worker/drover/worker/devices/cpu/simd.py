@@ -394,6 +394,7 @@ load_i8x16, load_i8x32, load_i8x64 = map(_load, (i8x16, i8x32, i8x64))
 load_i16x8, load_i16x16, load_i16x32 = map(_load, (i16x8, i16x16, i16x32))
 load_i32x8, load_i32x16 = map(_load, (i32x8, i32x16))
 load_f32x4, load_f32x8, load_f32x16 = map(_load, (f32x4, f32x8, f32x16))
+load_f64x16 = _load(f64x16)
 splat_f32x8, splat_f32x16 = (_splat(v, f32) for v in (f32x8, f32x16))
 splat_i8x64, splat_i16x32, splat_i32x16 = (_splat(v, i64) for v in (i8x64, i16x32, i32x16))
 

@@ -175,10 +175,15 @@ def _store_some(b: Any, value: Any, address: Any, count: Any, name: str) -> None
     call(b, f"llvm.masked.store.{name}.p0", ir.VoidType(), value, place, I32(1), _lanes(b, count))
 
 
+def write_some(b: Any, address: Any, x: Any, count: Any) -> None:
+    """Store the first `count` of 16 floats, in IR."""
+    _store_some(b, x, address, count, "v16f32")
+
+
 @emits(void, i64, f32x16, i64)
 def store_some_f32(b: Any, address: Any, x: Any, count: Any) -> None:
     """Store the first `count` of 16 floats."""
-    _store_some(b, x, address, count, "v16f32")
+    write_some(b, address, x, count)
 
 
 @emits(void, i64, f32x16, i64)

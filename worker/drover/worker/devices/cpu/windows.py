@@ -1,0 +1,213 @@
+"""Operations on places: ramps, padding, bands of a matrix, windows written into a tensor, pooling.
+
+Formulas: docs/protocol.md sections 6.3 and 6.8.
+"""
+
+from typing import Any
+
+from numba import float32
+
+from drover.worker.devices.cpu.elementwise import put, take
+from drover.worker.devices.cpu.record import (
+    COUNTER2,
+    DST,
+    F32,
+    NB0,
+    NB1,
+    NB_DST,
+    NE0,
+    NE1,
+    NE_DST,
+    PARAMS,
+    SRC,
+    TYPE0,
+)
+from drover.worker.devices.cpu.rope import counting
+from drover.worker.devices.cpu.simd import (
+    atomic_add,
+    fma,
+    jit,
+    load_f32,
+    splat_f32x16,
+    splat_i32x16,
+    store,
+    store_f32,
+    store_i8,
+)
+from drover.worker.devices.cpu.sync import barrier, portion, take_work
+from drover.worker.devices.cpu.vector import move, param, row_address, store_row, word
+
+# Parameters of PAD: what lies before in each dimension, whether the other end does, the size of an element.
+BEFORE, AROUND, PAD_SIZE = 0, 4, 5
+
+# Parameters of BAND: in row i, places slope · i + start up to slope · i + end are kept (two slopes); what all others
+# become, as four bytes; the size of an element.
+LOW_SLOPE, LOW, HIGH_SLOPE, HIGH, OTHERS, BAND_SIZE = range(6)
+
+# Parameters of WINDOW: whether src1 is added; the size of an element; strides of the window in bytes, its offset.
+ADDED, WINDOW_SIZE, STRIDES, OFFSET = 0, 1, 2, 5
+
+# Parameters of POOL: what becomes of a window, its extents, their steps, and the padding before.
+KIND, KERNEL, STEP, PADDING = 0, 1, 3, 5
+LARGEST, MEAN_INSIDE, MEAN = range(3)
+
+_RAMP = 4096
+
+
+def arange(record: int, _thread: int, _threads: int, _scratch: int, _shared: int, _sync: int) -> None:
+    """Parameter 0, and parameter 1 more from each element to the next."""
+    count = word(record, NE_DST)
+    start, step = splat_f32x16(param(record, 0)), splat_f32x16(param(record, 1))
+    while True:
+        first = take_work(record, _RAMP)
+        if first >= count:
+            break
+        for i in range(first, min(first + _RAMP, count), 16):
+            x = fma(counting() + splat_f32x16(float32(i)), step, start)
+            store_row(word(record, DST) + 4 * i, F32, x, count - i)
+
+
+def pad(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
+    """src0 with zeros around it, or over and over."""
+    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
+    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    n0, n1, n2, n3 = word(record, NE0), word(record, NE0 + 1), word(record, NE0 + 2), word(record, NE0 + 3)
+    around, size = word(record, PARAMS + AROUND) != 0, word(record, PARAMS + PAD_SIZE)
+    before = word(record, PARAMS)
+    amount = portion(rows, threads)
+    while True:
+        first = take_work(record, amount)
+        if first >= rows:
+            break
+        for row in range(first, min(first + amount, rows)):
+            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
+            y = row_address(record, DST, NB_DST, i1, i2, i3)
+            i1, i2, i3 = i1 - word(record, PARAMS + 1), i2 - word(record, PARAMS + 2), i3 - word(record, PARAMS + 3)
+            if around:
+                x = row_address(record, SRC, NB0, i1 % n1, i2 % n2, i3 % n3)
+                _repeat_row(x, y, n0, ne0, -before % n0, size)
+            elif 0 <= i1 < n1 and 0 <= i2 < n2 and 0 <= i3 < n3:
+                fill(y, 0, before * size)
+                move(y + before * size, row_address(record, SRC, NB0, i1, i2, i3), n0 * size)
+                fill(y + (before + n0) * size, 0, (ne0 - before - n0) * size)
+            else:
+                fill(y, 0, ne0 * size)
+
+
+@jit
+def _repeat_row(x: int, y: int, period: int, count: int, start: int, size: int) -> None:
+    """`count` elements from `start` on, those of a row over and over."""
+    done = 0
+    while done < count:
+        run = min(count - done, period - start)
+        move(y + done * size, x + start * size, run * size)
+        done += run
+        start = 0
+
+
+@jit
+def fill(y: int, bits: int, count: int) -> None:
+    """The same four bytes over and over, for `count` bytes."""
+    many = splat_i32x16(bits)
+    whole = count - count % 64
+    for i in range(0, whole, 64):
+        store(y + i, many)
+    for i in range(whole, count):
+        store_i8(y + i, bits >> (8 * (i % 4)))
+
+
+def band(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
+    """Keep a band along the diagonals of every matrix."""
+    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
+    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    others, size = word(record, PARAMS + OTHERS), word(record, PARAMS + BAND_SIZE)
+    amount = portion(rows, threads)
+    while True:
+        first = take_work(record, amount)
+        if first >= rows:
+            break
+        for row in range(first, min(first + amount, rows)):
+            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
+            low = min(word(record, PARAMS + LOW_SLOPE) * i1 + word(record, PARAMS + LOW), ne0)
+            high = max(low, min(word(record, PARAMS + HIGH_SLOPE) * i1 + word(record, PARAMS + HIGH), ne0))
+            x = row_address(record, SRC, NB0, i1, i2, i3)
+            y = row_address(record, DST, NB_DST, i1, i2, i3)
+            move(y + low * size, x + low * size, (high - low) * size)
+            fill(y, others, low * size)
+            fill(y + high * size, others, (ne0 - high) * size)
+
+
+def window(record: int, _thread: int, threads: int, scratch: int, _shared: int, sync: int) -> None:
+    """src0 with src1 in a window of it, or added to one."""
+    if word(record, DST) != word(record, SRC):
+        _copy_rows(record, threads)
+        barrier(sync, threads)
+    n0, n1, n2 = word(record, NE1), word(record, NE1 + 1), word(record, NE1 + 2)
+    rows = n1 * n2 * word(record, NE1 + 3)
+    size, kind, step = word(record, PARAMS + WINDOW_SIZE), word(record, TYPE0), word(record, NB1)
+    while True:
+        row = atomic_add(record + 8 * COUNTER2, 1)
+        if row >= rows:
+            break
+        i1, i2, i3 = row % n1, row // n1 % n2, row // (n1 * n2)
+        b = row_address(record, SRC + 1, NB1, i1, i2, i3)
+        y = row_address(record, DST, PARAMS + STRIDES - 1, i1, i2, i3) + word(record, PARAMS + OFFSET)
+        if word(record, PARAMS + ADDED) == 0:
+            move(y, b, n0 * size)
+            continue
+        for i in range(0, n0, 16):
+            total = take(y + i * size, size, kind, n0 - i, scratch) + take(b + i * step, step, kind, n0 - i, scratch)
+            put(y + i * size, size, kind, total, n0 - i, scratch)
+
+
+@jit
+def _copy_rows(record: int, threads: int) -> None:
+    ne1, ne2 = word(record, NE_DST + 1), word(record, NE_DST + 2)
+    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    amount = portion(rows, threads)
+    while True:
+        first = take_work(record, amount)
+        if first >= rows:
+            break
+        for row in range(first, min(first + amount, rows)):
+            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
+            x, y = row_address(record, SRC, NB0, i1, i2, i3), row_address(record, DST, NB_DST, i1, i2, i3)
+            move(y, x, word(record, NE_DST) * word(record, PARAMS + WINDOW_SIZE))
+
+
+def pool(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
+    """The largest or the mean of windows over dimensions 0 and 1."""
+    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
+    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    amount = portion(rows, threads)
+    while True:
+        first = take_work(record, amount)
+        if first >= rows:
+            break
+        for row in range(first, min(first + amount, rows)):
+            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
+            y = row_address(record, DST, NB_DST, i1, i2, i3)
+            plane = row_address(record, SRC, NB0, 0, i2, i3)
+            for i in range(ne0):
+                store_f32(y + i * word(record, NB_DST), _pooled(record, plane, i, i1))
+
+
+@jit
+def _pooled(record: int, plane: int, column: int, row: int) -> Any:
+    kind = word(record, PARAMS + KIND)
+    k0, k1 = word(record, PARAMS + KERNEL), word(record, PARAMS + KERNEL + 1)
+    x = column * word(record, PARAMS + STEP) - word(record, PARAMS + PADDING)
+    y = row * word(record, PARAMS + STEP + 1) - word(record, PARAMS + PADDING + 1)
+    x0, x1 = max(x, 0), min(x + k0, word(record, NE0))
+    y0, y1 = max(y, 0), min(y + k1, word(record, NE0 + 1))
+    largest, total = float32(float("-inf")), float32(0.0)
+    for j in range(y0, y1):
+        for i in range(x0, x1):
+            value = load_f32(plane + j * word(record, NB0 + 1) + i * word(record, NB0))
+            largest = max(largest, value)
+            total += value
+    if kind == LARGEST:
+        return largest
+    if kind == MEAN:
+        return total / float32(k0 * k1)
+    return total / float32(max(1, max(0, x1 - x0) * max(0, y1 - y0)))
