@@ -42,7 +42,7 @@ _MOST_ROWS: Final = 64
 _PANEL_ROWS: Final = 128
 _PRECISION_F32: Final = 10
 
-# What the threads share, in words of 8 bytes after the numbers of pairs, experts in use and tiles of columns: for each
+# What the threads share, in words of 8 bytes after the numbers of experts in use and of packed columns: for each
 # expert its first pair (and the end), the experts in use, where their packed columns start; the pairs by expert, the
 # distances of their columns from the first, and the expert of each pair, read once: clients may write meanwhile.
 _USED, _TILES, _HEAD = 0, 1, 8
