@@ -8,10 +8,12 @@ from drover.worker.devices.cpu.simd import (
     broadcast,
     constant,
     emits,
+    f32x4,
     f32x16,
     fused,
     i64,
     jit,
+    joined,
     read,
     shuffle,
     void,
@@ -143,3 +145,14 @@ def transpose(b: Any, source: Any, source_step: Any, target: Any, target_step: A
         rows = turned
     for i, row in enumerate(rows):
         write(b, b.add(target, b.mul(target_step, I64(i))), row)
+
+
+@emits(void, i64, i64, i64, i64)
+def transpose_few(b: Any, source: Any, source_step: Any, target: Any, target_step: Any) -> None:
+    """Turn the first four floats of 16 rows into four columns of 16."""
+    rows = [read(b, b.add(source, b.mul(source_step, I64(i))), f32x4.ir) for i in range(16)]
+    while len(rows) > 2:
+        rows = [joined(b, rows[i], rows[i + 1]) for i in range(0, len(rows), 2)]
+    for i in range(4):
+        column = shuffle(b, rows[0], range(i, 64, 4), rows[1])
+        write(b, b.add(target, b.mul(target_step, I64(i))), column)

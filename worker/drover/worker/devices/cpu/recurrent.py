@@ -9,7 +9,7 @@ from typing import Any
 
 from numba import float32
 
-from drover.worker.devices.cpu.products import loop, transpose
+from drover.worker.devices.cpu.products import loop, transpose, transpose_few
 from drover.worker.devices.cpu.record import (
     DST,
     F32,
@@ -126,7 +126,10 @@ def _turn(source: int, step: int, rows: int, columns: int, target: int) -> None:
     """Up to 16 rows `step` bytes apart as columns, among those of CHANNELS rows."""
     if rows == 16:
         for j in range(0, columns, 16):
-            transpose(source + 4 * j, step, target + 4 * CHANNELS * j, 4 * CHANNELS)
+            if columns - j > 4:
+                transpose(source + 4 * j, step, target + 4 * CHANNELS * j, 4 * CHANNELS)
+            else:
+                transpose_few(source + 4 * j, step, target + 4 * CHANNELS * j, 4 * CHANNELS)
         return
     for row in range(rows):
         for j in range(columns):

@@ -3,8 +3,6 @@
 Formulas: docs/protocol.md sections 6.3 and 6.8.
 """
 
-from typing import Any
-
 from numba import float32
 
 from drover.worker.devices.cpu.elementwise import put, take
@@ -25,9 +23,11 @@ from drover.worker.devices.cpu.record import (
 from drover.worker.devices.cpu.rope import counting
 from drover.worker.devices.cpu.simd import (
     atomic_add,
+    bits_f32,
     fma,
     jit,
     load_f32,
+    load_f32x16,
     splat_f32x16,
     splat_i32x16,
     store,
@@ -35,7 +35,7 @@ from drover.worker.devices.cpu.simd import (
     store_i8,
 )
 from drover.worker.devices.cpu.sync import barrier, portion, take_work
-from drover.worker.devices.cpu.vector import move, param, row_address, store_row, word
+from drover.worker.devices.cpu.vector import move, param, row_address, store_row, store_some_f32, word
 
 # Parameters of PAD: what lies before in each dimension, whether the other end does, the size of an element.
 BEFORE, AROUND, PAD_SIZE = 0, 4, 5
@@ -112,7 +112,9 @@ def fill(y: int, bits: int, count: int) -> None:
     whole = count - count % 64
     for i in range(0, whole, 64):
         store(y + i, many)
-    for i in range(whole, count):
+    rest = count % 64
+    store_some_f32(y + whole, bits_f32(many), rest // 4)
+    for i in range(count - rest % 4, count):
         store_i8(y + i, bits >> (8 * (i % 4)))
 
 
@@ -155,6 +157,10 @@ def window(record: int, _thread: int, threads: int, scratch: int, _shared: int, 
         if word(record, PARAMS + ADDED) == 0:
             move(y, b, n0 * size)
             continue
+        if kind == F32 and step == 4:
+            for i in range(0, n0, 16):
+                store_row(y + 4 * i, F32, load_f32x16(y + 4 * i) + load_f32x16(b + 4 * i), n0 - i)
+            continue
         for i in range(0, n0, 16):
             total = take(y + i * size, size, kind, n0 - i, scratch) + take(b + i * step, step, kind, n0 - i, scratch)
             put(y + i * size, size, kind, total, n0 - i, scratch)
@@ -186,28 +192,30 @@ def pool(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _
             break
         for row in range(first, min(first + amount, rows)):
             i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            y = row_address(record, DST, NB_DST, i1, i2, i3)
-            plane = row_address(record, SRC, NB0, 0, i2, i3)
-            for i in range(ne0):
-                store_f32(y + i * word(record, NB_DST), _pooled(record, plane, i, i1))
+            top = i1 * word(record, PARAMS + STEP + 1) - word(record, PARAMS + PADDING + 1)
+            low, high = max(top, 0), min(top + word(record, PARAMS + KERNEL + 1), word(record, NE0 + 1))
+            x = row_address(record, SRC, NB0, low, i2, i3)
+            _pool_row(record, x, max(high - low, 0), row_address(record, DST, NB_DST, i1, i2, i3), ne0)
 
 
 @jit
-def _pooled(record: int, plane: int, column: int, row: int) -> Any:
-    kind = word(record, PARAMS + KIND)
-    k0, k1 = word(record, PARAMS + KERNEL), word(record, PARAMS + KERNEL + 1)
-    x = column * word(record, PARAMS + STEP) - word(record, PARAMS + PADDING)
-    y = row * word(record, PARAMS + STEP + 1) - word(record, PARAMS + PADDING + 1)
-    x0, x1 = max(x, 0), min(x + k0, word(record, NE0))
-    y0, y1 = max(y, 0), min(y + k1, word(record, NE0 + 1))
-    largest, total = float32(float("-inf")), float32(0.0)
-    for j in range(y0, y1):
-        for i in range(x0, x1):
-            value = load_f32(plane + j * word(record, NB0 + 1) + i * word(record, NB0))
-            largest = max(largest, value)
-            total += value
-    if kind == LARGEST:
-        return largest
-    if kind == MEAN:
-        return total / float32(k0 * k1)
-    return total / float32(max(1, max(0, x1 - x0) * max(0, y1 - y0)))
+def _pool_row(record: int, x: int, lines: int, y: int, count: int) -> None:
+    """Windows side by side, all of so many lines of src0 from `x` on."""
+    kind, width, extent = word(record, PARAMS + KIND), word(record, PARAMS + KERNEL), word(record, NE0)
+    step, line, out = word(record, NB0), word(record, NB0 + 1), word(record, NB_DST)
+    advance, left = word(record, PARAMS + STEP), -word(record, PARAMS + PADDING)
+    whole = float32(width * word(record, PARAMS + KERNEL + 1))
+    for column in range(count):
+        low, high = max(left, 0), min(left + width, extent)
+        left += advance
+        largest, total = float32(float("-inf")), float32(0.0)
+        for j in range(lines):
+            for i in range(low, high):
+                value = load_f32(x + j * line + i * step)
+                largest = max(largest, value)
+                total += value
+        if kind == MEAN:
+            largest = total / whole
+        elif kind == MEAN_INSIDE:
+            largest = total / float32(max(1, max(0, high - low) * lines))
+        store_f32(y + column * out, largest)
