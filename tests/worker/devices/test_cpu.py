@@ -36,6 +36,7 @@ from drover.ggml.types import (
     TensorType,
 )
 from drover.worker.devices import Wanted, choose
+from drover.worker.devices.cpu import threads
 from drover.worker.devices.cpu.device import CpuDevice
 from drover.worker.devices.cpu.kernel_cache import cache_directory
 from drover.worker.devices.device import Device, Node, Operand
@@ -323,6 +324,33 @@ def test_ssm_scan_refuses_the_number_of_no_state(cpu: CpuDevice, bad: int) -> No
     ids, dst = _place(cpu, I32, 1, values=np.array([bad], np.int32)), _place(cpu, F32, 8 + 128)
     with pytest.raises(DeviceError, match=rf"SSM_SCAN.*index {bad} is not in 0\.\.2"):
         cpu.run(cpu.compile([Node(Op.SSM_SCAN, pack_params({0: 1}), dst, (*sources, ids))]))
+
+
+def _wide_product(device: Device, columns: int) -> Node:
+    a, b, dst = (_place(device, F32, *ne) for ne in ((32, 2), (32, columns), (2, columns)))
+    return Node(Op.MUL_MAT, pack_params(), dst, (a, b))
+
+
+def test_memory_to_compute_with_is_given_back_where_it_is_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = CpuDevice(2, 1 << 30)
+    program = device.compile([_wide_product(device, 3000)])
+    for most, kept in ((1 << 27, program.shared), (1 << 20, 0)):
+        monkeypatch.setattr(threads, "_KEPT_BYTES", most)
+        device.run(program)
+        assert kept <= device._threads._shared.nbytes <= max(kept, 64)
+    device.close()
+
+
+def test_more_memory_to_compute_with_than_there_is_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = CpuDevice(2, 1 << 30)
+    monkeypatch.setattr(threads, "_KEPT_BYTES", 1 << 20)
+    monkeypatch.setattr(threads, "available_memory", lambda: 2 << 20)
+    few, many = (device.compile([_wide_product(device, columns)]) for columns in (300, 3000))
+    device.run(few)
+    with pytest.raises(DeviceError, match=r"no memory to compute with: \d+ bytes needed, 2097152 are free"):
+        device.run(many)
+    device.run(few)
+    device.close()
 
 
 # ---- the registry and the cache of kernels

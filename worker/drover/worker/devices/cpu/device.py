@@ -62,26 +62,26 @@ class CpuDevice(HostMemory):
 
     def run(self, program: CpuProgram) -> None:
         """Execute a program; raises DeviceError if an index tensor points out of range."""
-        self._threads.reserve(program.scratch, program.shared)
-        for step in program.steps:
-            if isinstance(step, Node):
-                execute(step)
-            else:
-                self._run(program, *step)
+        with self._threads.room(program.scratch, program.shared):
+            for step in program.steps:
+                if isinstance(step, Node):
+                    execute(step)
+                else:
+                    self._run(program, *step)
 
     def run_timed(self, program: CpuProgram) -> list[Timing]:
         """Execute a program; what was fused counts as the first of its nodes."""
-        self._threads.reserve(program.scratch, program.shared)
         timings = []
-        for step in program.steps:
-            if isinstance(step, Node):
-                timings.append(Timing(step, timed(execute, step)))
-                continue
-            first, count = step
-            ticks = np.zeros(count + 1, np.int64)
-            self._run(program, first, count, int(ticks.ctypes.data))
-            seconds = np.diff(ticks) * self._seconds_per_tick
-            timings += map(Timing, program.nodes[first : first + count], seconds.tolist())
+        with self._threads.room(program.scratch, program.shared):
+            for step in program.steps:
+                if isinstance(step, Node):
+                    timings.append(Timing(step, timed(execute, step)))
+                    continue
+                first, count = step
+                ticks = np.zeros(count + 1, np.int64)
+                self._run(program, first, count, int(ticks.ctypes.data))
+                seconds = np.diff(ticks) * self._seconds_per_tick
+                timings += map(Timing, program.nodes[first : first + count], seconds.tolist())
         return timings
 
     def limits(self) -> list[Ceiling]:

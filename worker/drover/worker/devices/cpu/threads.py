@@ -5,6 +5,8 @@ barrier inside the compiled code, so a helper that is still on its way back touc
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +15,11 @@ from drover.errors import DeviceError
 from drover.worker.devices.cpu import callees
 from drover.worker.devices.cpu.run import KERNELS, compile_kernel, run
 from drover.worker.devices.cpu.sync import BAD_RECORD, CALLEES, SYNC_BYTES
+from drover.worker.machine import available_memory
 
 _ALIGNMENT = 64
+_KEPT_BYTES = 128 << 20
+"""Memory to compute with that is kept between programs: more than those of models need."""
 
 
 class Threads:
@@ -40,17 +45,29 @@ class Threads:
             lock.acquire()
             helper.start()
 
-    def reserve(self, scratch: int, shared: int) -> None:
-        """Have at least these bytes: `scratch` for each thread, `shared` for all; raises DeviceError."""
-        if scratch <= self._scratch[0].nbytes and shared <= self._shared.nbytes:
-            return
+    @contextmanager
+    def room(self, scratch: int, shared: int) -> Iterator[None]:
+        """Within have at least these bytes: `scratch` for each thread, `shared` for all; raises DeviceError.
+
+        What is unusually much is given back at the end.
+        """
+        if scratch > self._scratch[0].nbytes or shared > self._shared.nbytes:
+            self._take(max(scratch, self._scratch[0].nbytes), max(shared, self._shared.nbytes))
         try:
-            if scratch > self._scratch[0].nbytes:
-                self._scratch = [aligned(scratch) for _ in range(self.count)]
-            if shared > self._shared.nbytes:
-                self._shared = aligned(shared)
+            yield
+        finally:
+            if self.count * self._scratch[0].nbytes + self._shared.nbytes > _KEPT_BYTES:
+                self._take(_ALIGNMENT, _ALIGNMENT)
+
+    def _take(self, scratch: int, shared: int) -> None:
+        wanted = self.count * scratch + shared
+        if wanted > _KEPT_BYTES and wanted > (free := available_memory()):
+            raise DeviceError(f"no memory to compute with: {wanted} bytes needed, {free} are free")
+        try:
+            self._scratch = [aligned(scratch) for _ in range(self.count)]
+            self._shared = aligned(shared)
         except MemoryError as error:
-            raise DeviceError(f"no memory to compute with: {self.count} x {scratch} + {shared} bytes needed") from error
+            raise DeviceError(f"no memory to compute with: {wanted} bytes needed") from error
         self._addresses = self._locate()
 
     def run(self, address: int, records: int, ticks: int = 0) -> int:
