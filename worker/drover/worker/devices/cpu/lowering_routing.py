@@ -57,7 +57,7 @@ def _lightning_indexer(node: Node, threads: int) -> Draft | None:
         return None
     if k.type.id not in READABLE - {record.I32} or k.nb[0] != k.type.type_size or q.ne[0] % 16 or q.ne[0] == 0:
         return None
-    if mask.type.id not in FLOATS or mask.nb[0] != mask.type.type_size:
+    if mask.type.id not in FLOATS or mask.nb[0] != mask.type.type_size or q.ne[1] > routing.MOST_HEADS:
         return None
     return Draft(record.LIGHTNING_INDEXER, scratch=routing.scores_scratch(q.ne[0], q.ne[1]), small=False)
 

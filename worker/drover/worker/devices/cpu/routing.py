@@ -41,6 +41,8 @@ CELLS = 64
 """Cells that are scored at a time,"""
 SCORED_TOKENS = 32
 """for so many tokens."""
+MOST_HEADS = 1024
+"""Heads; what a thread's scratch for scores is proportional to."""
 
 _LOWEST = float("-inf")
 _STRETCH = 256

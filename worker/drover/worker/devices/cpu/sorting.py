@@ -26,7 +26,7 @@ from drover.worker.devices.cpu.vector import move, row_address, word
 
 FEW = 24
 """As many as a heap finds sooner than sorting does."""
-LONGEST_ROW = 1 << 24
+LONGEST_ROW = 1 << 20
 _BYTES, _VALUES = 4, 256
 _COUNTS = 4 * _BYTES * _VALUES
 

@@ -68,7 +68,7 @@ def conv_2d(work: Work) -> Result:
     """Σ over channels and kernel of image·kernel."""
     kernel = work.f64(0)
     found = patches(work.f64(1), _axes(work, work.dst.ne[:2], work.operand(0).ne[:2]))
-    return np.einsum("ncyxhw,ochw->noyx", found, kernel)
+    return np.einsum("ncyxhw,ochw->noyx", found, kernel, optimize=True)
 
 
 def conv_2d_dw(work: Work) -> Result:
@@ -85,9 +85,8 @@ def conv_3d(work: Work) -> Result:
     kernel, volume = work.f64(0), work.f64(1)
     kernel = kernel.reshape(outputs, inputs, *kernel.shape[1:])
     volume = volume.reshape(images, inputs, *volume.shape[1:])
-    return np.einsum(
-        "nczyxdhw,ocdhw->nozyx", patches(volume, _axes(work, work.dst.ne[:3], work.operand(0).ne[:3])), kernel
-    )
+    found = patches(volume, _axes(work, work.dst.ne[:3], work.operand(0).ne[:3]))
+    return np.einsum("nczyxdhw,ocdhw->nozyx", found, kernel, optimize=True)
 
 
 def conv_transpose_1d(work: Work) -> Result:
