@@ -765,6 +765,7 @@ def training() -> Iterator[Case]:
     ids = tensor(I32, 6, values=below(4))
     for kind in (F32, F16):
         yield case(f"{kind.name}-repeated", Op.GET_ROWS_BACK, tensor(F32, 20, 5), tensor(kind, 20, 6), ids)
+        yield case(f"{kind.name}-first", Op.GET_ROWS_BACK, tensor(F32, 20, 5), tensor(kind, 20, 9), ids)
     shares = tensor(F32, 20, 6, values=positive)
     yield case("basic", Op.CROSS_ENTROPY_LOSS_BACK, tensor(F32, 20, 6), tensor(F32, 1), tensor(F32, 20, 6), shares)
     x, squares = tensor(F32, 20, 6), tensor(F32, 20, 6, values=positive)

@@ -30,10 +30,10 @@ def soft_max_back(work: Work) -> Result:
 
 
 def get_rows_back(work: Work) -> Result:
-    """Every row of src0 added to the row of the result that its index names."""
+    """The first rows of src0, as many as there are indices, added to the rows of the result that those name."""
     columns, rows = work.dst.ne[:2]
-    total = np.zeros((rows, columns), np.float32)
-    np.add.at(total, work.indices(1, rows).reshape(-1), work.f32(0)[0, 0])
+    total, ids = np.zeros((rows, columns), np.float32), work.indices(1, rows).reshape(-1)
+    np.add.at(total, ids, work.f32(0)[0, 0, : ids.size])
     return total
 
 
