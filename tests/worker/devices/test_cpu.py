@@ -36,7 +36,7 @@ from drover.ggml.types import (
     TensorType,
 )
 from drover.worker.devices import Wanted, choose
-from drover.worker.devices.cpu import threads
+from drover.worker.devices.cpu import matmul, threads
 from drover.worker.devices.cpu.device import CpuDevice
 from drover.worker.devices.cpu.kernel_cache import cache_directory
 from drover.worker.devices.device import Device, Node, Operand
@@ -329,6 +329,16 @@ def test_ssm_scan_refuses_the_number_of_no_state(cpu: CpuDevice, bad: int) -> No
 def _wide_product(device: Device, columns: int) -> Node:
     a, b, dst = (_place(device, F32, *ne) for ne in ((32, 2), (32, columns), (2, columns)))
     return Node(Op.MUL_MAT, pack_params(), dst, (a, b))
+
+
+def test_a_product_with_very_many_columns_is_computed_in_parts(cpu: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "_MOST_SHARED", 1 << 20)
+    monkeypatch.setattr(matmul, "_LEAST_COLUMNS", 100)
+    sources = tensor(Q8_0, 64, 3, 2), gapped(F32, 64, 2345, 4, 1)
+    wide = case("wide", Op.MUL_MAT, gapped(F32, 3, 2345, 4, 1), *sources)
+    assert len(cpu.compile([cases.place(cpu, wide).node]).records) > 2
+    wrong = cases.differences(wide, cases.run(cpu, wide), cases.run(ReferenceDevice(1 << 30), wide))
+    assert wrong is None, wrong
 
 
 def test_memory_to_compute_with_is_given_back_where_it_is_much(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ ggml's order, and results are equal to the last bit; the tiles of the other type
 Every thread of a program calls `mul_mat` with the same record; a barrier follows it, and one stands inside it.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from drover.ggml.ops import Op
@@ -18,7 +20,7 @@ from drover.worker.devices.cpu.simd import atomic_add, jit
 from drover.worker.devices.cpu.sync import barrier
 from drover.worker.devices.cpu.tiles import configure, permitted, release
 from drover.worker.devices.cpu.vector import word
-from drover.worker.devices.device import Node
+from drover.worker.devices.device import Node, Operand
 
 TILE_COLUMNS: Final = 32
 """From this many columns on, tiles: about where they overtake the row kernels."""
@@ -27,6 +29,9 @@ K_TILE_COLUMNS: Final = 8
 _MOST_ROWS: Final = 64
 """Rows that a thread claims at a time."""
 _PRECISION_F32: Final = 10
+_MOST_SHARED: Final = 256 << 20
+"""Bytes that the columns of one record share, unless it has few of them."""
+_LEAST_COLUMNS: Final = 512
 
 
 def supported(node: Node) -> bool:
@@ -56,6 +61,25 @@ def shared_bytes(kind: int, ne0: Shape, ne1: Shape) -> int:
     batches = ne1[2] * ne1[3]
     packed = gemm_k.packed_bytes(ne0[0], ne1[1]) if is_k(kind) else gemm.packed_bytes(kind, ne0[0], ne1[1])
     return int(batches * max(column_bytes(ne0[0]) * ne1[1], packed))
+
+
+def parts(node: Node) -> Iterator[Node]:
+    """A node, or if its columns would share too much memory, nodes for some of them each."""
+    a, b = node.src[:2] if node.op is Op.MUL_MAT else (None, None)
+    if a is None or b is None or b.ne[1] <= _LEAST_COLUMNS or not supported(node):
+        yield node
+        return
+    some = shared_bytes(a.type.id, a.ne, (b.ne[0], _LEAST_COLUMNS, *b.ne[2:]))
+    most = _LEAST_COLUMNS * max(1, _MOST_SHARED // some)
+    for first in range(0, b.ne[1], most):
+        count = min(most, b.ne[1] - first)
+        yield replace(node, dst=_some(node.dst, first, count), src=(a, _some(b, first, count), *node.src[2:]))
+
+
+def _some(operand: Operand, first: int, count: int) -> Operand:
+    """Some columns of an operand."""
+    ne = (operand.ne[0], count, *operand.ne[2:])
+    return replace(operand, ne=ne, offset=operand.offset + first * operand.nb[1])
 
 
 @jit

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from drover.errors import DeviceError
 from drover.ggml.ops import Op
-from drover.worker.devices.cpu import record
+from drover.worker.devices.cpu import matmul, record
 from drover.worker.devices.cpu.draft import Draft, address
 from drover.worker.devices.cpu.lowering import fuse, lower
 from drover.worker.devices.cpu.run import compile_kernel
@@ -56,7 +56,7 @@ def compile_nodes(nodes: Sequence[Node], threads: int) -> CpuProgram:
     """Turn nodes into a program for so many threads; raises DeviceError for an operation no device of the host has."""
     steps: list[Stretch | Node] = []
     drafts: list[tuple[Node, Draft]] = []
-    waiting = deque(node for node in nodes if node.dst.elements)
+    waiting = deque(part for node in nodes if node.dst.elements for part in matmul.parts(node))
     while waiting:
         node = waiting.popleft()
         draft = lower(node, threads)
