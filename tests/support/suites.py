@@ -26,7 +26,8 @@ Cases = Mapping[str, Sequence[str]]
 """By operation, as the tool spells it: the parameters of its cases."""
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
-_CASE = re.compile(r"^ *(([A-Z0-9_]+)\(.*\)): (?:.*)(OK|FAIL|not supported)\b.*$")
+_CASE = re.compile(r"\b(([A-Z0-9_]+)\([^()]*=.*\)): (?:.*)(OK|FAIL|not supported)\b")
+"""A verdict; what an operation says of its error may stand before it on the line."""
 _KIND = re.compile(r"\b(?:\w*type\w*|mode|prec)=\w+")
 _FIRST_TYPE = re.compile(r"\b(type_a|type_K|type_src|type)=\w+")
 _NUMBER = re.compile(r"\d+")
@@ -145,7 +146,7 @@ class Suites:
         lines, aborted = self._run("test-backend-ops", "test", *options)
         outcomes: dict[str, Outcome] = {}
         for line in lines:
-            if found := _CASE.match(line):
+            if found := _CASE.search(line):
                 _count_case(outcomes.setdefault(found[2], Outcome(found[2])), found[1], found[3])
         return outcomes, aborted
 
