@@ -432,6 +432,7 @@ def single_column() -> Any:
     return times
 
 
+@pytest.mark.timeout(600)  # they are compiled anew
 @pytest.mark.parametrize(
     ("processor", "features"),
     [("haswell", "+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt"), ("generic", "")],
