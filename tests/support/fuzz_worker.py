@@ -97,11 +97,12 @@ class Target:
     def rest(self) -> Footprint:
         """What it takes once everybody has left; FindingError if it still holds something then."""
         end = time.monotonic() + PATIENCE
-        while (state := self.state())["clients"]:
+        while left := self.state()["clients"]:
             if time.monotonic() > end:
-                raise FindingError(f"clients that left are still there: {state['clients']}")
+                raise FindingError(f"clients that left are still there: {left}")
             time.sleep(0.02)
-        held = [row for row in state["devices"] if row["free"] != row["total"]]
+        # Asked anew: the last client may have gone after devices were looked at and before clients were.
+        held = [row for row in self.state()["devices"] if row["free"] != row["total"]]
         if held:
             raise FindingError(f"memory is held for nobody: {held}")
         looks = []
