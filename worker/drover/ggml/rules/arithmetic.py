@@ -3,10 +3,8 @@
 from collections.abc import Callable
 
 from drover.ggml.ops import Glu, Op, SortOrder, Unary
-from drover.ggml.rules.call import FLOATS, ONLY_F32, Call, elements, repeats
-from drover.ggml.types import I32, I64
-
-INDEX = frozenset({I32})
+from drover.ggml.rules.call import FLOATS, INDEX, ONLY_F32, Call, elements, repeats
+from drover.ggml.types import I64
 
 
 def _binary(call: Call) -> None:

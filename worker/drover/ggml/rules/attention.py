@@ -3,11 +3,10 @@
 from collections.abc import Callable
 
 from drover.ggml.ops import Op, RopeMode
-from drover.ggml.rules.call import ONLY_F32, Call, divides
+from drover.ggml.rules.call import INDEX, ONLY_F32, Call, divides
 from drover.ggml.tensor import Shape
 from drover.ggml.types import F16, F32, F64, I8, I16, I32, I64
 
-INDEX = frozenset({I32})
 MASK = frozenset({F16, F32})
 NOT_CACHE = frozenset({I8, I16, I32, I64, F64})
 MULTI_AXIS = 8

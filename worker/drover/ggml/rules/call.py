@@ -10,10 +10,11 @@ from typing import Protocol
 from drover.errors import GraphError
 from drover.ggml.ops import Op
 from drover.ggml.tensor import Shape, span
-from drover.ggml.types import BF16, F16, F32, TensorType
+from drover.ggml.types import BF16, F16, F32, I32, TensorType
 
 FLOATS = frozenset({F32, F16, BF16})
 ONLY_F32 = frozenset({F32})
+INDEX = frozenset({I32})
 
 
 class Shaped(Protocol):

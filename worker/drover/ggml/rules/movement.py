@@ -3,11 +3,10 @@
 from collections.abc import Callable
 
 from drover.ggml.ops import Op, Tri
-from drover.ggml.rules.call import FLOATS, Call, contiguous, divides, elements, repeats
+from drover.ggml.rules.call import FLOATS, INDEX, Call, contiguous, divides, elements, repeats
 from drover.ggml.tensor import span
 from drover.ggml.types import F16, F32, I32, I64
 
-INDEX = frozenset({I32})
 WIDE_INDEX = frozenset({I32, I64})
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 
 from drover.ggml.ops import Op
-from drover.ggml.rules.call import FLOATS, ONLY_F32, Call, Shaped, divides
+from drover.ggml.rules.call import FLOATS, INDEX, ONLY_F32, Call, Shaped, divides
 from drover.ggml.types import F64, I8, I16, I32, I64
 
-INDEX = frozenset({I32})
 NOT_WEIGHTS = frozenset({I8, I16, I32, I64, F64})
 
 

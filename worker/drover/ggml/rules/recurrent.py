@@ -3,10 +3,8 @@
 from collections.abc import Callable
 
 from drover.ggml.ops import Op
-from drover.ggml.rules.call import FLOATS, ONLY_F32, Call, Shaped, contiguous, divides, elements
-from drover.ggml.types import I32
+from drover.ggml.rules.call import FLOATS, INDEX, ONLY_F32, Call, Shaped, contiguous, divides, elements
 
-INDEX = frozenset({I32})
 MAX_ITERATIONS = 1 << 16
 HC = 4
 """Streams of a hyper-connection."""

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 
 from drover.ggml.ops import Op
-from drover.ggml.rules.call import FLOATS, ONLY_F32, Call, elements
-from drover.ggml.types import I32
+from drover.ggml.rules.call import FLOATS, INDEX, ONLY_F32, Call, elements
 
-INDEX = frozenset({I32})
 ADAMW_PARAMETERS = 7
 SGD_PARAMETERS = 2
 
