@@ -35,7 +35,7 @@ from drover.ggml.types import (
     Q8_0,
     TensorType,
 )
-from drover.worker.devices import Wanted, choose
+from drover.worker.devices import Wanted, choose, host
 from drover.worker.devices.cpu import matmul, threads
 from drover.worker.devices.cpu.device import CpuDevice
 from drover.worker.devices.cpu.kernel_cache import cache_directory
@@ -353,8 +353,8 @@ def test_memory_to_compute_with_is_given_back_where_it_is_much(monkeypatch: pyte
 
 def test_more_memory_to_compute_with_than_there_is_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     device = CpuDevice(2, 1 << 30)
-    monkeypatch.setattr(threads, "_KEPT_BYTES", 1 << 20)
-    monkeypatch.setattr(threads, "available_memory", lambda: 2 << 20)
+    monkeypatch.setattr(host, "ALWAYS_THERE", 1 << 20)
+    monkeypatch.setattr(host, "available_memory", lambda: 2 << 20)
     few, many = (device.compile([_wide_product(device, columns)]) for columns in (300, 3000))
     device.run(few)
     with pytest.raises(DeviceError, match=r"no memory to compute with: \d+ bytes needed, 2097152 are free"):

@@ -40,8 +40,9 @@ from drover.ggml.types import (
     TQ2_0,
     TensorType,
 )
+from drover.worker.devices import host
 from drover.worker.devices.device import Device
-from drover.worker.devices.reference import arrays, attention
+from drover.worker.devices.reference import attention
 from drover.worker.devices.reference.arrays import decode, encode, to_bf16
 from drover.worker.devices.reference.device import OPERATIONS, ReferenceDevice, execute
 from drover.worker.devices.reference.packing import QUANTIZE
@@ -190,7 +191,7 @@ def test_attention_to_nothing_is_nothing() -> None:
 
 
 def test_what_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "available_memory", lambda: 1 << 29)
+    monkeypatch.setattr(host, "available_memory", lambda: 1 << 29)
     wide = tensor(F32, 1 << 25, nb=(0, 0, 0, 0))
     with pytest.raises(
         DeviceError, match=f"no memory to compute with: {24 * ((1 << 25) + 1)} bytes needed, {1 << 29} are"

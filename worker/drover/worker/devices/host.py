@@ -8,9 +8,18 @@ import numpy.typing as npt
 
 from drover.errors import DeviceError
 from drover.worker.devices.device import Buffer
+from drover.worker.machine import available_memory
 
 ALIGNMENT = 64
+ALWAYS_THERE = 128 << 20
+"""Bytes that are taken to compute with without asking the machine, which costs more than most nodes."""
 MAX_SIZE = 1 << 46
+
+
+def require_free(wanted: int) -> None:
+    """Raise DeviceError if the machine has not so many bytes to compute with."""
+    if wanted > ALWAYS_THERE and wanted > (free := available_memory()):
+        raise DeviceError(f"no memory to compute with: {wanted} bytes needed, {free} are free")
 
 
 class HostBuffer:

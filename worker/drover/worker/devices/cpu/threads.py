@@ -15,7 +15,7 @@ from drover.errors import DeviceError
 from drover.worker.devices.cpu import callees
 from drover.worker.devices.cpu.run import KERNELS, compile_kernel, run
 from drover.worker.devices.cpu.sync import BAD_RECORD, CALLEES, SYNC_BYTES
-from drover.worker.machine import available_memory
+from drover.worker.devices.host import require_free
 
 _ALIGNMENT = 64
 _KEPT_BYTES = 128 << 20
@@ -61,8 +61,7 @@ class Threads:
 
     def _take(self, scratch: int, shared: int) -> None:
         wanted = self.count * scratch + shared
-        if wanted > _KEPT_BYTES and wanted > (free := available_memory()):
-            raise DeviceError(f"no memory to compute with: {wanted} bytes needed, {free} are free")
+        require_free(wanted)
         try:
             self._scratch = [aligned(scratch) for _ in range(self.count)]
             self._shared = aligned(shared)

@@ -14,11 +14,10 @@ from drover.errors import DeviceError
 from drover.ggml.ops import float_params, int_params
 from drover.ggml.types import BF16, F16, F32, F64, I8, I16, I32, I64, TensorType
 from drover.worker.devices.device import Node, Operand
-from drover.worker.devices.host import host
+from drover.worker.devices.host import host, require_free
 from drover.worker.devices.reference.grids import GRIDS, dequantize
 from drover.worker.devices.reference.packing import QUANTIZE
 from drover.worker.devices.reference.quants import DEQUANTIZE
-from drover.worker.machine import available_memory
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -29,8 +28,6 @@ has stored them itself. (To a type checker most of numpy's arithmetic is Any, so
 
 WORKING_BYTES = 24
 """What a number takes while it is computed with: in eight bytes, three times."""
-ALWAYS_THERE = 1 << 28
-"""Bytes that are taken without asking the machine, which costs more than most nodes."""
 DTYPES: dict[TensorType, npt.DTypeLike] = {
     F32: np.float32,
     F16: np.float16,
@@ -94,9 +91,7 @@ class Work:
 
 def require_room(elements: int) -> None:
     """Raise DeviceError if the machine has no memory for so many numbers: a tensor may claim far more than it has."""
-    wanted = elements * WORKING_BYTES
-    if wanted > ALWAYS_THERE and wanted > (free := available_memory()):
-        raise DeviceError(f"no memory to compute with: {wanted} bytes needed, {free} are free")
+    require_free(elements * WORKING_BYTES)
 
 
 def view(operand: Operand, offset: int = 0) -> Array:
