@@ -167,7 +167,7 @@ class Server:
         session = Session(self._devices, self._store, self._tally, self._limits, profile)
         connection = ServerConnection(*self._versions, self._limits.payload)
         waits = self._idle_timeout, self._frame_timeout
-        client = _Client(link, peer, connection, session, self._tally, *waits, self._trace, profile)
+        client = _Client(link, peer, connection, session, self._tally, *waits, self._trace)
         thread = threading.Thread(target=self._attend, args=(client,), name=f"client {peer}", daemon=True)
         with self._guard:
             self.clients[thread] = client
@@ -234,7 +234,6 @@ class _Client:
         idle_timeout: float | None,
         frame_timeout: float,
         trace: bool,
-        profile: Profile | None,
     ) -> None:
         self._link = link
         self.peer = peer
@@ -243,7 +242,6 @@ class _Client:
         self._idle_timeout = idle_timeout
         self._frame_timeout = frame_timeout
         self._trace = trace
-        self._profile = profile
         self._patience: float | None = None
         self._connection = connection
         self._doing = ""
@@ -274,8 +272,8 @@ class _Client:
         finally:
             self._link.close()
             self._session.close()
-            if self._profile is not None:
-                self._profile.report(self.peer)
+            if self._session.profile is not None:
+                self._session.profile.report(self.peer)
 
     def presence(self) -> Presence:
         """What others may know of it; for other threads."""

@@ -89,7 +89,7 @@ class Session:
         self._store = None if store is None else store.use()
         self._tally = tally or Tally()
         self._limits = limits
-        self._profile = profile
+        self.profile = profile
         self._programs = [Programs(limits.graphs) for _ in devices]
         self._landing: memoryview | None = None
 
@@ -285,10 +285,10 @@ class Session:
         self._device(request.device)
 
     def _run(self, shared: SharedDevice, program: Program) -> None:
-        if self._profile is None:
+        if self.profile is None:
             shared.device.run(program)
         else:
-            self._profile.add(shared.device.run_timed(program))
+            self.profile.add(shared.device.run_timed(program))
 
     def _device(self, index: int) -> SharedDevice:
         if index >= len(self._devices):
