@@ -53,7 +53,7 @@ from drover.worker.devices.cpu.simd import (
     sum_lanes,
     zero_f32x16,
 )
-from drover.worker.devices.cpu.sync import barrier, take_work
+from drover.worker.devices.cpu.sync import barrier, each_item
 from drover.worker.devices.cpu.vector import (
     exp,
     exp_as_libm,
@@ -108,10 +108,7 @@ def attention(record: int, _thread: int, threads: int, scratch: int, shared: int
     tiles = (rows + ROWS - 1) // ROWS
     splits = word(record, PARAMS + SPLITS)
     items = streams * kv_heads * tiles * splits
-    while True:
-        item = take_work(record, 1)
-        if item >= items:
-            break
+    for item in each_item(record, items, 1):
         split, item = item % splits, item // splits
         head, item = item % kv_heads, item // kv_heads
         tile = tiles - 1 - item % tiles  # the last tokens see the most cells: longest work first

@@ -37,7 +37,7 @@ from drover.worker.devices.cpu.simd import (
     store_i32,
     store_i64,
 )
-from drover.worker.devices.cpu.sync import portion, report_bad_index, take_work
+from drover.worker.devices.cpu.sync import each_item, each_row, portion, report_bad_index
 from drover.worker.devices.cpu.vector import load_one, move, row_address, store_one, word
 
 # How COPY treats an element (parameter 0). For UNITS, parameter 1 is its size in bytes, blocks counting as elements.
@@ -48,14 +48,9 @@ def copy(record: int, _thread: int, threads: int, scratch: int, _shared: int, sy
     """dst = src0 in row-major order, whatever the shapes."""
     ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
     rows = ne1 * ne2 * word(record, NE_DST + 3)
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            y = row_address(record, DST, NB_DST, row % ne1, row // ne1 % ne2, row // (ne1 * ne2))
-            _fill_row(record, row * ne0, y, ne0, calls.table_of(sync), scratch)
+    for row in each_item(record, rows, portion(rows, threads)):
+        y = row_address(record, DST, NB_DST, row % ne1, row // ne1 % ne2, row // (ne1 * ne2))
+        _fill_row(record, row * ne0, y, ne0, calls.table_of(sync), scratch)
 
 
 @jit
@@ -119,77 +114,56 @@ def _copy_units(x: int, step0: int, y: int, step1: int, size: int, count: int) -
 
 def repeat(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
     """dst = src0 tiled; parameter 1 is the size of an element."""
-    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
-    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    ne0 = word(record, NE_DST)
     n0, n1, n2, n3 = word(record, NE0), word(record, NE0 + 1), word(record, NE0 + 2), word(record, NE0 + 3)
     step0, step1, size = word(record, NB0), word(record, NB_DST), word(record, PARAMS + 1)
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            x = row_address(record, SRC, NB0, i1 % n1, i2 % n2, i3 % n3)
-            y = row_address(record, DST, NB_DST, i1, i2, i3)
-            for i in range(0, ne0, n0):
-                _copy_units(x, step0, y + i * step1, step1, size, n0)
+    for i1, i2, i3 in each_row(record, NE_DST, threads):
+        x = row_address(record, SRC, NB0, i1 % n1, i2 % n2, i3 % n3)
+        y = row_address(record, DST, NB_DST, i1, i2, i3)
+        for i in range(0, ne0, n0):
+            _copy_units(x, step0, y + i * step1, step1, size, n0)
 
 
 def concat(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
     """dst = src0 and src1 joined along dimension (parameter 0); parameter 1 is the size of an element."""
-    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
-    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    ne0 = word(record, NE_DST)
     axis, size, step = word(record, PARAMS), word(record, PARAMS + 1), word(record, NB_DST)
     before = word(record, NE0 + axis)
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            y = row_address(record, DST, NB_DST, i1, i2, i3)
-            if axis == 0:
-                x = row_address(record, SRC, NB0, i1, i2, i3)
-                _copy_units(x, word(record, NB0), y, step, size, before)
-                x = row_address(record, SRC + 1, NB1, i1, i2, i3)
-                _copy_units(x, word(record, NB1), y + before * step, step, size, ne0 - before)
-                continue
-            i = i1 if axis == 1 else (i2 if axis == 2 else i3)
-            shift = before if i >= before else 0
-            j1, j2, j3 = i1, i2, i3
-            if axis == 1:
-                j1 -= shift
-            elif axis == 2:
-                j2 -= shift
-            else:
-                j3 -= shift
-            if shift != 0:
-                _copy_units(row_address(record, SRC + 1, NB1, j1, j2, j3), word(record, NB1), y, step, size, ne0)
-            else:
-                _copy_units(row_address(record, SRC, NB0, j1, j2, j3), word(record, NB0), y, step, size, ne0)
+    for i1, i2, i3 in each_row(record, NE_DST, threads):
+        y = row_address(record, DST, NB_DST, i1, i2, i3)
+        if axis == 0:
+            x = row_address(record, SRC, NB0, i1, i2, i3)
+            _copy_units(x, word(record, NB0), y, step, size, before)
+            x = row_address(record, SRC + 1, NB1, i1, i2, i3)
+            _copy_units(x, word(record, NB1), y + before * step, step, size, ne0 - before)
+            continue
+        i = i1 if axis == 1 else (i2 if axis == 2 else i3)
+        shift = before if i >= before else 0
+        j1, j2, j3 = i1, i2, i3
+        if axis == 1:
+            j1 -= shift
+        elif axis == 2:
+            j2 -= shift
+        else:
+            j3 -= shift
+        if shift != 0:
+            _copy_units(row_address(record, SRC + 1, NB1, j1, j2, j3), word(record, NB1), y, step, size, ne0)
+        else:
+            _copy_units(row_address(record, SRC, NB0, j1, j2, j3), word(record, NB0), y, step, size, ne0)
 
 
 def get_rows(record: int, _thread: int, threads: int, scratch: int, _shared: int, sync: int) -> None:
     """dst(:, i, p, q) = src0(:, src1(i, p, q), p, q)."""
-    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
-    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    ne0 = word(record, NE_DST)
     kind, limit, table = word(record, TYPE0), word(record, NE0 + 1), calls.table_of(sync)
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            index = load_i32(index_address(record, i1, i2, i3))
-            if index < 0 or index >= limit:
-                report_bad_index(record, sync, index)
-                continue
-            x = row_address(record, SRC, NB0, index, i2, i3)
-            y = row_address(record, DST, NB_DST, i1, i2, i3)
-            calls.dequantize(table, x, kind, y, ne0, scratch)
+    for i1, i2, i3 in each_row(record, NE_DST, threads):
+        index = load_i32(index_address(record, i1, i2, i3))
+        if index < 0 or index >= limit:
+            report_bad_index(record, sync, index)
+            continue
+        x = row_address(record, SRC, NB0, index, i2, i3)
+        y = row_address(record, DST, NB_DST, i1, i2, i3)
+        calls.dequantize(table, x, kind, y, ne0, scratch)
 
 
 @jit
@@ -200,26 +174,19 @@ def index_address(record: int, i0: int, i1: int, i2: int) -> int:
 
 def set_rows(record: int, _thread: int, threads: int, scratch: int, _shared: int, sync: int) -> None:
     """dst(:, src1(i, p, q), p, q) = src0(:, i, p, q); parameter 0 is the type of the indices."""
-    ne0, ne1, ne2 = word(record, NE0), word(record, NE0 + 1), word(record, NE0 + 2)
-    rows = ne1 * ne2 * word(record, NE0 + 3)
+    ne0 = word(record, NE0)
     kind, limit = word(record, TYPE_DST), word(record, NE_DST + 1)
     n2, n3 = word(record, NE1 + 1), word(record, NE1 + 2)
     wide = word(record, TYPE1) == I64
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            place = index_address(record, i1, i2 % n2, i3 % n3)
-            index = load_i64(place) if wide else load_i32(place)
-            if index < 0 or index >= limit:
-                report_bad_index(record, sync, index)
-                continue
-            x = row_address(record, SRC, NB0, i1, i2, i3)
-            y = row_address(record, DST, NB_DST, index, i2, i3)
-            _set_row(record, x, y, kind, ne0, calls.table_of(sync), scratch)
+    for i1, i2, i3 in each_row(record, NE0, threads):
+        place = index_address(record, i1, i2 % n2, i3 % n3)
+        index = load_i64(place) if wide else load_i32(place)
+        if index < 0 or index >= limit:
+            report_bad_index(record, sync, index)
+            continue
+        x = row_address(record, SRC, NB0, i1, i2, i3)
+        y = row_address(record, DST, NB_DST, index, i2, i3)
+        _set_row(record, x, y, kind, ne0, calls.table_of(sync), scratch)
 
 
 @jit
@@ -240,14 +207,9 @@ def set_elements(record: int, _thread: int, threads: int, _scratch: int, _shared
     x, y, places = word(record, SRC), word(record, DST), word(record, SRC + 1)
     step0, step1, step2 = word(record, NB0 + 1), word(record, NB_DST + 1), word(record, NB1)
     wide = word(record, TYPE1) == I64
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for i in range(first, min(first + amount, rows)):
-            index = load_i64(places + i * step2) if wide else load_i32(places + i * step2)
-            if index < 0 or index >= limit:
-                report_bad_index(record, sync, index)
-                continue
-            store_one(y + index * step1, kind, load_one(x + i * step0, source))
+    for i in each_item(record, rows, portion(rows, threads)):
+        index = load_i64(places + i * step2) if wide else load_i32(places + i * step2)
+        if index < 0 or index >= limit:
+            report_bad_index(record, sync, index)
+            continue
+        store_one(y + index * step1, kind, load_one(x + i * step0, source))

@@ -35,7 +35,7 @@ from drover.worker.devices.cpu.simd import (
     store_f32,
     where_greater,
 )
-from drover.worker.devices.cpu.sync import portion, take_work
+from drover.worker.devices.cpu.sync import each_row
 from drover.worker.devices.cpu.vector import (
     ceil,
     cos,
@@ -74,19 +74,12 @@ REGLU, GEGLU, SWIGLU, SWIGLU_OAI, GEGLU_ERF, GEGLU_QUICK, SWIGLU_CLAMP = range(7
 def binary(record: int, _thread: int, threads: int, scratch: int, _shared: int, _sync: int) -> None:
     """dst = src0 ∘ src1, src1 repeated in every dimension."""
     kind = word(record, PARAMS)
-    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
-    rows = ne1 * ne2 * word(record, NE_DST + 3)
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            x = row_address(record, SRC, NB0, i1, i2, i3)
-            n1, n2, n3 = word(record, NE1 + 1), word(record, NE1 + 2), word(record, NE1 + 3)
-            y = row_address(record, SRC + 1, NB1, i1 % n1, i2 % n2, i3 % n3)
-            _binary_row(record, kind, x, y, row_address(record, DST, NB_DST, i1, i2, i3), ne0, scratch)
+    ne0 = word(record, NE_DST)
+    for i1, i2, i3 in each_row(record, NE_DST, threads):
+        x = row_address(record, SRC, NB0, i1, i2, i3)
+        n1, n2, n3 = word(record, NE1 + 1), word(record, NE1 + 2), word(record, NE1 + 3)
+        y = row_address(record, SRC + 1, NB1, i1 % n1, i2 % n2, i3 % n3)
+        _binary_row(record, kind, x, y, row_address(record, DST, NB_DST, i1, i2, i3), ne0, scratch)
 
 
 @jit
@@ -147,24 +140,17 @@ def put(address: int, step: int, kind: int, x: Any, count: int, room: int) -> No
 def unary(record: int, _thread: int, threads: int, scratch: int, _shared: int, _sync: int) -> None:
     """dst = f(src0)."""
     kind = word(record, PARAMS)
-    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
-    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    ne0 = word(record, NE_DST)
     type0, type1 = word(record, TYPE0), word(record, TYPE_DST)
     step0, step1 = word(record, NB0), word(record, NB_DST)
     p, q = splat_f32x16(param(record, 1)), splat_f32x16(param(record, 2))
     r, s = splat_f32x16(param(record, 3)), splat_f32x16(param(record, 4))
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            x = row_address(record, SRC, NB0, i1, i2, i3)
-            y = row_address(record, DST, NB_DST, i1, i2, i3)
-            for i in range(0, ne0, 16):
-                a = take(x + i * step0, step0, type0, ne0 - i, scratch)
-                put(y + i * step1, step1, type1, _apply(kind, a, p, q, r, s), ne0 - i, scratch)
+    for i1, i2, i3 in each_row(record, NE_DST, threads):
+        x = row_address(record, SRC, NB0, i1, i2, i3)
+        y = row_address(record, DST, NB_DST, i1, i2, i3)
+        for i in range(0, ne0, 16):
+            a = take(x + i * step0, step0, type0, ne0 - i, scratch)
+            put(y + i * step1, step1, type1, _apply(kind, a, p, q, r, s), ne0 - i, scratch)
 
 
 @jit_inline
@@ -261,30 +247,23 @@ def gelu_erf(x: Any) -> Any:
 def glu(record: int, _thread: int, threads: int, scratch: int, _shared: int, _sync: int) -> None:
     """dst = f(x) · y; x and y are two tensors, or the halves of each row of one."""
     kind = word(record, PARAMS)
-    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
-    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    ne0 = word(record, NE_DST)
     kind0, kind1 = word(record, TYPE0), word(record, TYPE_DST)
     step0, step2 = word(record, NB0), word(record, NB_DST)
     both = word(record, SRC + 1) != 0
     swapped = word(record, PARAMS + 1) != 0
     step1 = word(record, NB1) if both else step0
     alpha, limit = splat_f32x16(param(record, 2)), splat_f32x16(param(record, 3))
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            x = row_address(record, SRC, NB0, i1, i2, i3)
-            y = row_address(record, SRC + 1, NB1, i1, i2, i3) if both else x + ne0 * step0
-            if swapped and not both:
-                x, y = y, x
-            z = row_address(record, DST, NB_DST, i1, i2, i3)
-            for i in range(0, ne0, 16):
-                a = take(x + i * step0, step0, kind0, ne0 - i, scratch)
-                b = take(y + i * step1, step1, kind0, ne0 - i, scratch)
-                put(z + i * step2, step2, kind1, _gate(kind, a, b, alpha, limit), ne0 - i, scratch)
+    for i1, i2, i3 in each_row(record, NE_DST, threads):
+        x = row_address(record, SRC, NB0, i1, i2, i3)
+        y = row_address(record, SRC + 1, NB1, i1, i2, i3) if both else x + ne0 * step0
+        if swapped and not both:
+            x, y = y, x
+        z = row_address(record, DST, NB_DST, i1, i2, i3)
+        for i in range(0, ne0, 16):
+            a = take(x + i * step0, step0, kind0, ne0 - i, scratch)
+            b = take(y + i * step1, step1, kind0, ne0 - i, scratch)
+            put(z + i * step2, step2, kind1, _gate(kind, a, b, alpha, limit), ne0 - i, scratch)
 
 
 @jit_inline

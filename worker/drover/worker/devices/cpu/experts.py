@@ -9,12 +9,10 @@ range is reported, and its pair left out.
 from typing import Final
 
 from drover.ggml.tensor import Shape
-from drover.worker.devices.cpu import calls, gemm, gemm_k
-from drover.worker.devices.cpu.kinds import F16_ID, F32_ID, TYPES, is_k
-from drover.worker.devices.cpu.matmul import K_TILE_COLUMNS, TILE_COLUMNS
+from drover.worker.devices.cpu import calls, matmul
+from drover.worker.devices.cpu.matmul import K_TILE_COLUMNS
 from drover.worker.devices.cpu.quantize import column_bytes, form_of, stride_of
 from drover.worker.devices.cpu.record import (
-    COUNTER,
     COUNTER2,
     DST,
     NB0,
@@ -24,15 +22,14 @@ from drover.worker.devices.cpu.record import (
     NE0,
     NE1,
     NE2,
-    PARAMS,
     SRC,
     TYPE0,
     TYPE1,
 )
 from drover.worker.devices.cpu.rows import scratch_bytes as row_scratch
 from drover.worker.devices.cpu.simd import atomic_add, jit, load_i32, load_i64, store_i64
-from drover.worker.devices.cpu.sync import barrier, report_bad_index
-from drover.worker.devices.cpu.tiles import configure, permitted, release
+from drover.worker.devices.cpu.sync import barrier, each_item, report_bad_index
+from drover.worker.devices.cpu.tiles import configure, release
 from drover.worker.devices.cpu.vector import move, word
 from drover.worker.devices.device import Node
 
@@ -40,7 +37,6 @@ _TOGETHER: Final = 8
 """Columns of an expert that pass its rows together."""
 _MOST_ROWS: Final = 64
 _PANEL_ROWS: Final = 128
-_PRECISION_F32: Final = 10
 
 # What the threads share, in words of 8 bytes after the numbers of experts in use and of packed columns: for each
 # expert its first pair (and the end), the experts in use, where their packed columns start; the pairs by expert, the
@@ -50,25 +46,15 @@ _USED, _TILES, _HEAD = 0, 1, 8
 
 def supported(node: Node) -> bool:
     """Whether `mul_mat_id` can execute a node whose shapes have been checked."""
-    a, b, ids = node.src[:3]
-    if a is None or b is None or ids is None:
-        return False
-    return (
-        min(*a.ne, *b.ne, *ids.ne) > 0
-        and a.type.id in TYPES
-        and b.type.id in (F32_ID, F16_ID)
-        and node.dst.type.id == F32_ID
-        and a.nb[0] == a.type.type_size
-        and b.nb[0] == b.type.type_size
-        and node.dst.nb[0] == 4
-    )
+    ids = node.src[2]
+    return ids is not None and min(ids.ne) > 0 and matmul.supported(node)
 
 
 def scratch_bytes(kind: int, ne0: Shape, ids: Shape) -> int:
     """Bytes that each thread needs for experts of these shapes and so many indices."""
     k, pairs = ne0[0], ids[0] * ids[1]
     few = row_scratch(kind, k) + (_TOGETHER + 1) * column_bytes(k) + 4 * _TOGETHER * _MOST_ROWS
-    panel = gemm_k.panel_scratch(k) if is_k(kind) else gemm.panel_scratch(kind, k)
+    panel = matmul.panel_scratch(kind, k)
     return max(few, (panel + 63) // 64 * 64 + 4 * _PANEL_ROWS * pairs if pairs >= K_TILE_COLUMNS else 0)
 
 
@@ -78,7 +64,11 @@ def shared_bytes(kind: int, ne0: Shape, ne1: Shape, ids: Shape) -> int:
     return int(
         _lists_bytes(ne0[2], pairs)
         + ne1[1] * ne1[2] * stride_of(form_of(kind), k)
-        + (_packed_bytes(kind, k, pairs + 31 * min(ne0[2], pairs // K_TILE_COLUMNS)) if pairs >= K_TILE_COLUMNS else 0)
+        + (
+            matmul.packed_bytes(kind, k, pairs + 31 * min(ne0[2], pairs // K_TILE_COLUMNS))
+            if pairs >= K_TILE_COLUMNS
+            else 0
+        )
     )
 
 
@@ -87,30 +77,15 @@ def _lists_bytes(experts: int, pairs: int) -> int:
     return (8 * (_HEAD + 3 * experts + 1 + 3 * pairs) + 63) // 64 * 64
 
 
-@jit
-def _packed_bytes(kind: int, k: int, columns: int) -> int:
-    return gemm_k.packed_bytes(k, columns) if is_k(kind) else gemm.packed_bytes(kind, k, columns)
-
-
 def mul_mat_id(record: int, tid: int, nth: int, scratch: int, shared: int, sync: int) -> None:
     """Execute one record; `scratch` is this thread's alone, `shared` all threads', sized by the functions above."""
-    least = _least_for_tiles(record)
+    least = matmul.least_for_tiles(record, word(record, NE2) * word(record, NE2 + 1))
     if tid == 0:
         _sort(record, shared, least, sync)
     barrier(sync, nth)
     _prepare(record, nth, scratch, shared, least, sync)
     barrier(sync, nth)
     _multiply(record, nth, scratch, shared, least, sync)
-
-
-@jit
-def _least_for_tiles(record: int) -> int:
-    """Columns from which an expert goes through tiles; more than there are pairs where none does."""
-    kind, pairs = word(record, TYPE0), word(record, NE2) * word(record, NE2 + 1)
-    exact = kind == F32_ID or (kind == F16_ID and word(record, PARAMS) == _PRECISION_F32)
-    compiled = gemm_k.COMPILED if is_k(kind) else gemm.COMPILED
-    least = K_TILE_COLUMNS if is_k(kind) else TILE_COLUMNS
-    return least if compiled and not exact and pairs >= least and permitted() else pairs + 1
 
 
 @jit
@@ -231,11 +206,8 @@ def _prepare(record: int, nth: int, scratch: int, shared: int, least: int, sync:
         count = load_i64(starts + 8 * e + 8) - first
         if count >= least:
             places = _distances(record, shared) + 8 * first
-            out = _tiles(record, shared) + _packed_bytes(kind, k, load_i64(_packed(record, shared) + 8 * e))
-            if is_k(kind):
-                calls.pack_k(table, kind, 0, 1, x, x_kind, 0, count, places, k, out, scratch)
-            else:
-                calls.pack(table, kind, 0, 1, x, x_kind, 0, count, places, k, out, scratch)
+            out = _tiles(record, shared) + matmul.packed_bytes(kind, k, load_i64(_packed(record, shared) + 8 * e))
+            matmul.pack(table, kind, 0, 1, x, x_kind, 0, count, places, k, out, scratch)
 
 
 @jit
@@ -246,13 +218,9 @@ def _multiply(record: int, nth: int, scratch: int, shared: int, least: int, sync
     chunk = max(1, min(_MOST_ROWS, rows * used // (8 * nth)))
     if tiled:
         configure(scratch)
-        every = rows * used
-        chunk = gemm_k.panel_rows(k, every, nth) if is_k(kind) else gemm.panel_rows(kind, k, every, nth)
+        chunk = matmul.panel_rows(kind, k, rows * used, nth)
     chunks = (rows + chunk - 1) // chunk
-    while True:
-        item = atomic_add(record + 8 * COUNTER, 1)
-        if item >= chunks * used:
-            break
+    for item in each_item(record, chunks * used, 1):
         e, first = load_i64(_used(record, shared) + 8 * (item // chunks)), item % chunks * chunk
         some = min(chunk, rows - first)
         if load_i64(starts + 8 * e + 8) - load_i64(starts + 8 * e) >= least:
@@ -311,14 +279,11 @@ def _by_tiles(record: int, e: int, first: int, rows: int, scratch: int, shared: 
     """Some rows of an expert times all its columns."""
     kind, k, table = word(record, TYPE0), word(record, NE0), calls.table_of(sync)
     row, w, step = word(record, NB0 + 1), _weights(record, e, first), 4 * _PANEL_ROWS
-    x = _tiles(record, shared) + _packed_bytes(kind, k, load_i64(_packed(record, shared) + 8 * e))
+    x = _tiles(record, shared) + matmul.packed_bytes(kind, k, load_i64(_packed(record, shared) + 8 * e))
     start = load_i64(_starts(shared) + 8 * e)
     count = load_i64(_starts(shared) + 8 * e + 8) - start
     pairs = word(record, NE2) * word(record, NE2 + 1)
     results, panel = scratch, scratch + step * pairs
-    if is_k(kind):
-        calls.multiply_panel_k(table, kind, w, row, rows, k, x, count, results, step, panel)
-    else:
-        calls.multiply_panel(table, kind, w, row, rows, k, x, count, results, step, panel)
+    matmul.multiply_panel(table, kind, w, row, rows, k, x, count, results, step, panel)
     for i in range(count):
         move(_result(record, shared, start + i, first), results + i * step, 4 * rows)

@@ -14,10 +14,10 @@ from drover.ggml.tensor import Shape
 from drover.worker.devices.cpu import calls, gemm, gemm_k
 from drover.worker.devices.cpu.kinds import F16_ID, F32_ID, TYPES, is_k
 from drover.worker.devices.cpu.quantize import column_bytes, form_of, stride_of
-from drover.worker.devices.cpu.record import COUNTER, DST, NB0, NB1, NB_DST, NE0, NE1, PARAMS, SRC, TYPE0, TYPE1
+from drover.worker.devices.cpu.record import DST, NB0, NB1, NB_DST, NE0, NE1, PARAMS, SRC, TYPE0, TYPE1
 from drover.worker.devices.cpu.rows import scratch_bytes as row_scratch
-from drover.worker.devices.cpu.simd import atomic_add, jit
-from drover.worker.devices.cpu.sync import barrier
+from drover.worker.devices.cpu.simd import jit
+from drover.worker.devices.cpu.sync import barrier, each_item
 from drover.worker.devices.cpu.tiles import configure, permitted, release
 from drover.worker.devices.cpu.vector import word
 from drover.worker.devices.device import Node, Operand
@@ -35,9 +35,9 @@ _LEAST_COLUMNS: Final = 512
 
 
 def supported(node: Node) -> bool:
-    """Whether `mul_mat` can execute a node whose shapes have been checked."""
+    """Whether the kernels of products can execute a node whose shapes have been checked."""
     a, b = node.src[0], node.src[1]
-    if node.op is not Op.MUL_MAT or a is None or b is None:
+    if a is None or b is None:
         return False
     return (
         min(*a.ne, *b.ne) > 0
@@ -52,15 +52,13 @@ def supported(node: Node) -> bool:
 
 def scratch_bytes(kind: int, ne0: Shape) -> int:
     """Bytes that each thread needs for operands of these shapes."""
-    panel = gemm_k.panel_scratch(ne0[0]) if is_k(kind) else gemm.panel_scratch(kind, ne0[0])
-    return max(row_scratch(kind, ne0[0]) + 2 * column_bytes(ne0[0]), panel)
+    return max(row_scratch(kind, ne0[0]) + 2 * column_bytes(ne0[0]), panel_scratch(kind, ne0[0]))
 
 
 def shared_bytes(kind: int, ne0: Shape, ne1: Shape) -> int:
     """Bytes that all threads share for operands of these shapes."""
     batches = ne1[2] * ne1[3]
-    packed = gemm_k.packed_bytes(ne0[0], ne1[1]) if is_k(kind) else gemm.packed_bytes(kind, ne0[0], ne1[1])
-    return int(batches * max(column_bytes(ne0[0]) * ne1[1], packed))
+    return int(batches * max(column_bytes(ne0[0]) * ne1[1], packed_bytes(kind, ne0[0], ne1[1])))
 
 
 def parts(node: Node) -> Iterator[Node]:
@@ -85,19 +83,74 @@ def _some(operand: Operand, first: int, count: int) -> Operand:
 @jit
 def mul_mat(record: int, tid: int, nth: int, scratch: int, shared: int, sync: int) -> None:
     """Execute one record; `scratch` is this thread's alone, `shared` all threads', sized by the functions above."""
-    if _takes_tiles(record) and permitted():
+    columns = word(record, NE1 + 1)
+    if columns >= least_for_tiles(record, columns):
         _by_tiles(record, tid, nth, scratch, shared, sync)
     else:
         _by_rows(record, tid, nth, scratch, shared, sync)
 
 
 @jit
-def _takes_tiles(record: int) -> bool:
-    kind, columns = word(record, TYPE0), word(record, NE1 + 1)
-    if is_k(kind):
-        return gemm_k.COMPILED and columns >= K_TILE_COLUMNS
+def least_for_tiles(record: int, columns: int) -> int:
+    """From how many columns on weights go through tiles; more than these where none do."""
+    kind = word(record, TYPE0)
     exact = kind == F32_ID or (kind == F16_ID and word(record, PARAMS) == _PRECISION_F32)
-    return gemm.COMPILED and columns >= TILE_COLUMNS and not exact
+    compiled = gemm_k.COMPILED if is_k(kind) else gemm.COMPILED
+    least = K_TILE_COLUMNS if is_k(kind) else TILE_COLUMNS
+    return least if compiled and not exact and columns >= least and permitted() else columns + 1
+
+
+# ---- tiles, for weights of K types or of others
+
+
+def panel_scratch(kind: int, k: int) -> int:
+    """Bytes that each thread needs for rows of k elements."""
+    return gemm_k.panel_scratch(k) if is_k(kind) else gemm.panel_scratch(kind, k)
+
+
+@jit
+def packed_bytes(kind: int, k: int, columns: int) -> int:
+    """Bytes that packed columns take."""
+    return gemm_k.packed_bytes(k, columns) if is_k(kind) else gemm.packed_bytes(kind, k, columns)
+
+
+@jit
+def panel_rows(kind: int, k: int, rows: int, threads: int) -> int:
+    """How many rows a thread takes at a time."""
+    return gemm_k.panel_rows(k, rows, threads) if is_k(kind) else gemm.panel_rows(kind, k, rows, threads)
+
+
+@jit
+def pack(
+    table: int,
+    kind: int,
+    tid: int,
+    nth: int,
+    x: int,
+    x_kind: int,
+    step: int,
+    columns: int,
+    places: int,
+    k: int,
+    out: int,
+    scratch: int,
+) -> None:
+    """The columns of thread `tid` of `nth` in the form that tiles want."""
+    if is_k(kind):
+        calls.pack_k(table, kind, tid, nth, x, x_kind, step, columns, places, k, out, scratch)
+    else:
+        calls.pack(table, kind, tid, nth, x, x_kind, step, columns, places, k, out, scratch)
+
+
+@jit
+def multiply_panel(
+    table: int, kind: int, w: int, row: int, rows: int, k: int, x: int, columns: int, out: int, step: int, scratch: int
+) -> None:
+    """Some rows of weights times packed columns."""
+    if is_k(kind):
+        calls.multiply_panel_k(table, kind, w, row, rows, k, x, columns, out, step, scratch)
+    else:
+        calls.multiply_panel(table, kind, w, row, rows, k, x, columns, out, step, scratch)
 
 
 @jit
@@ -113,10 +166,7 @@ def _by_rows(record: int, tid: int, nth: int, scratch: int, shared: int, sync: i
     groups = heads // joint
     chunk = max(1, min(_MOST_ROWS, rows * groups * outer // (8 * nth)))
     chunks = (rows + chunk - 1) // chunk
-    while True:
-        item = atomic_add(record + 8 * COUNTER, 1)
-        if item >= chunks * groups * outer:
-            break
+    for item in each_item(record, chunks * groups * outer, 1):
         first = item % chunks * chunk
         p, q = item // chunks % groups * joint, item // (chunks * groups)
         w = word(record, SRC) + p // ratio2 * word(record, NB0 + 2) + q // ratio3 * word(record, NB0 + 3)
@@ -169,33 +219,22 @@ def _by_tiles(record: int, tid: int, nth: int, scratch: int, shared: int, sync: 
     kind, k, rows = word(record, TYPE0), word(record, NE0), word(record, NE0 + 1)
     columns, heads, outer = word(record, NE1 + 1), word(record, NE1 + 2), word(record, NE1 + 3)
     ratio2, ratio3 = heads // word(record, NE0 + 2), outer // word(record, NE0 + 3)
-    k_type, table = is_k(kind), calls.table_of(sync)
-    batch = gemm_k.packed_bytes(k, columns) if k_type else gemm.packed_bytes(kind, k, columns)
+    table, batch = calls.table_of(sync), packed_bytes(kind, k, columns)
     for i in range(heads * outer):
         x = _column(record, 0, i % heads, i // heads)
         x_kind, x_step, place = word(record, TYPE1), word(record, NB1 + 1), shared + i * batch
-        if k_type:
-            calls.pack_k(table, kind, tid, nth, x, x_kind, x_step, columns, 0, k, place, scratch)
-        else:
-            calls.pack(table, kind, tid, nth, x, x_kind, x_step, columns, 0, k, place, scratch)
+        pack(table, kind, tid, nth, x, x_kind, x_step, columns, 0, k, place, scratch)
     barrier(sync, nth)
     configure(scratch)
-    all_rows = rows * heads * outer
-    most = gemm_k.panel_rows(k, all_rows, nth) if k_type else gemm.panel_rows(kind, k, all_rows, nth)
+    most = panel_rows(kind, k, rows * heads * outer, nth)
     panels = (rows + most - 1) // most
     row, step = word(record, NB0 + 1), word(record, NB_DST + 1)
-    while True:
-        item = atomic_add(record + 8 * COUNTER, 1)
-        if item >= panels * heads * outer:
-            break
+    for item in each_item(record, panels * heads * outer, 1):
         first, i = item % panels * most, item // panels
         p, q = i % heads, i // heads
         w = word(record, SRC) + p // ratio2 * word(record, NB0 + 2) + q // ratio3 * word(record, NB0 + 3)
         w += first * row
         out = word(record, DST) + p * word(record, NB_DST + 2) + q * word(record, NB_DST + 3) + 4 * first
         some = min(most, rows - first)
-        if k_type:
-            calls.multiply_panel_k(table, kind, w, row, some, k, shared + i * batch, columns, out, step, scratch)
-        else:
-            calls.multiply_panel(table, kind, w, row, some, k, shared + i * batch, columns, out, step, scratch)
+        multiply_panel(table, kind, w, row, some, k, shared + i * batch, columns, out, step, scratch)
     release()

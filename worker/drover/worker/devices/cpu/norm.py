@@ -35,7 +35,7 @@ from drover.worker.devices.cpu.simd import (
     zero_f32x16,
     zero_f64x16,
 )
-from drover.worker.devices.cpu.sync import portion, take_work
+from drover.worker.devices.cpu.sync import each_row
 from drover.worker.devices.cpu.vector import exp, greatest, keep, load_row, param, row_address, store_row, word
 
 # What NORM does (parameter 0).
@@ -50,19 +50,12 @@ def norm(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _
     """Scale (and centre) every row by its own statistics; multiply by weights where the program says so."""
     kind = word(record, PARAMS)
     epsilon = param(record, 1)
-    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
-    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    ne0 = word(record, NE_DST)
     weight = word(record, PARAMS + WEIGHTS)
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            x = row_address(record, SRC, NB0, i1, i2, i3)
-            y = row_address(record, DST, NB_DST, i1, i2, i3)
-            _norm_row(kind, x, y, weight, ne0, epsilon)
+    for i1, i2, i3 in each_row(record, NE_DST, threads):
+        x = row_address(record, SRC, NB0, i1, i2, i3)
+        y = row_address(record, DST, NB_DST, i1, i2, i3)
+        _norm_row(kind, x, y, weight, ne0, epsilon)
 
 
 @jit
@@ -106,19 +99,11 @@ def _row_sum(x: int, count: int) -> float:
 
 def sum_rows(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
     """The sum of every row (with parameter 0: the mean)."""
-    ne1, ne2 = word(record, NE0 + 1), word(record, NE0 + 2)
-    rows = ne1 * ne2 * word(record, NE0 + 3)
     count = word(record, NE0)
     divisor = count if word(record, PARAMS) != 0 else 1
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            total = _row_sum(row_address(record, SRC, NB0, i1, i2, i3), count)
-            store_f32(row_address(record, DST, NB_DST, i1, i2, i3), total / divisor)
+    for i1, i2, i3 in each_row(record, NE0, threads):
+        total = _row_sum(row_address(record, SRC, NB0, i1, i2, i3), count)
+        store_f32(row_address(record, DST, NB_DST, i1, i2, i3), total / divisor)
 
 
 @jit
@@ -133,26 +118,19 @@ def head_slope(head: int, few: int, base: float, base_odd: float) -> float:
 
 def soft_max(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
     """Softmax of scale · src0 + slope · src1 over rows, src2 an extra logit for each head."""
-    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
-    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    ne0 = word(record, NE_DST)
     scale, base, base_odd = param(record, 0), param(record, 1), param(record, 2)
     few = word(record, PARAMS + 3)
     sinks = word(record, SRC + 2)
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            x = row_address(record, SRC, NB0, i1, i2, i3)
-            y = row_address(record, DST, NB_DST, i1, i2, i3)
-            mask = 0
-            if word(record, SRC + 1) != 0:
-                mask = row_address(record, SRC + 1, NB1, i1, i2 % word(record, NE1 + 2), i3 % word(record, NE1 + 3))
-            slope = head_slope(i2, few, base, base_odd)
-            sink = load_f32(sinks + 4 * i2) if sinks != 0 else _LOWEST
-            _soft_max_row(x, mask, word(record, TYPE1), y, ne0, scale, slope, sink)
+    for i1, i2, i3 in each_row(record, NE_DST, threads):
+        x = row_address(record, SRC, NB0, i1, i2, i3)
+        y = row_address(record, DST, NB_DST, i1, i2, i3)
+        mask = 0
+        if word(record, SRC + 1) != 0:
+            mask = row_address(record, SRC + 1, NB1, i1, i2 % word(record, NE1 + 2), i3 % word(record, NE1 + 3))
+        slope = head_slope(i2, few, base, base_odd)
+        sink = load_f32(sinks + 4 * i2) if sinks != 0 else _LOWEST
+        _soft_max_row(x, mask, word(record, TYPE1), y, ne0, scale, slope, sink)
 
 
 @jit

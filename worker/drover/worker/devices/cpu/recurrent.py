@@ -58,7 +58,7 @@ from drover.worker.devices.cpu.simd import (
     write,
     zero_f32x16,
 )
-from drover.worker.devices.cpu.sync import portion, report_bad_index, take_work
+from drover.worker.devices.cpu.sync import each_item, portion, report_bad_index
 from drover.worker.devices.cpu.vector import (
     exp,
     keep,
@@ -97,28 +97,23 @@ def ssm_conv(record: int, _thread: int, threads: int, scratch: int, _shared: int
     blocks, parts = (channels + CHANNELS - 1) // CHANNELS, (tokens + TOKENS - 1) // TOKENS
     items = blocks * parts * word(record, NE_DST + 2)
     inputs = scratch + 4 * CHANNELS * ((taps + 15) // 16 * 16)
-    amount = portion(items, threads)
-    while True:
-        begin = take_work(record, amount)
-        if begin >= items:
-            break
-        for item in range(begin, min(begin + amount, items)):
-            block, part, sequence = item % blocks, item // blocks % parts, item // (blocks * parts)
-            first, start = CHANNELS * block, TOKENS * part
-            end, count = min(CHANNELS, channels - first), min(TOKENS, tokens - start)
+    for item in each_item(record, items, portion(items, threads)):
+        block, part, sequence = item % blocks, item // blocks % parts, item // (blocks * parts)
+        first, start = CHANNELS * block, TOKENS * part
+        end, count = min(CHANNELS, channels - first), min(TOKENS, tokens - start)
+        for c in range(0, end, 16):
+            w = row_address(record, SRC + 1, NB1, first + c, 0, 0)
+            _turn(w, word(record, NB1 + 1), min(16, end - c), taps, scratch + 4 * c)
+            x = row_address(record, SRC, NB0, first + c, sequence, 0) + 4 * start
+            _turn(x, word(record, NB0 + 1), min(16, end - c), count + taps - 1, inputs + 4 * c)
+        for t in range(count):
+            y = row_address(record, DST, NB_DST, start + t, sequence, 0) + 4 * first
             for c in range(0, end, 16):
-                w = row_address(record, SRC + 1, NB1, first + c, 0, 0)
-                _turn(w, word(record, NB1 + 1), min(16, end - c), taps, scratch + 4 * c)
-                x = row_address(record, SRC, NB0, first + c, sequence, 0) + 4 * start
-                _turn(x, word(record, NB0 + 1), min(16, end - c), count + taps - 1, inputs + 4 * c)
-            for t in range(count):
-                y = row_address(record, DST, NB_DST, start + t, sequence, 0) + 4 * first
-                for c in range(0, end, 16):
-                    total = zero_f32x16()
-                    for j in range(taps):
-                        x = inputs + 4 * (CHANNELS * (t + j) + c)
-                        total = fma(load_f32x16(x), load_f32x16(scratch + 4 * (CHANNELS * j + c)), total)
-                    store_row(y + 4 * c, F32, total, end - c)
+                total = zero_f32x16()
+                for j in range(taps):
+                    x = inputs + 4 * (CHANNELS * (t + j) + c)
+                    total = fma(load_f32x16(x), load_f32x16(scratch + 4 * (CHANNELS * j + c)), total)
+                store_row(y + 4 * c, F32, total, end - c)
 
 
 @jit
@@ -145,10 +140,7 @@ def ssm_scan(record: int, _thread: int, _threads: int, scratch: int, _shared: in
     rows, sequences, limit = channels * heads, word(record, NE1 + 3), word(record, NE0 + 3)
     blocks = (rows + SCAN_ROWS - 1) // SCAN_ROWS
     states = word(record, DST) + 4 * rows * word(record, NE1 + 2) * sequences
-    while True:
-        item = take_work(record, 1)
-        if item >= blocks * sequences:
-            break
+    for item in each_item(record, blocks * sequences, 1):
         first, sequence = item % blocks * SCAN_ROWS, item // blocks
         end = min(first + SCAN_ROWS, rows)
         chosen = load_i32(word(record, SRC6) + sequence * word(record, NB6))
@@ -246,10 +238,7 @@ def gated_delta_net(record: int, _thread: int, _threads: int, scratch: int, _sha
     outputs = 4 * size * heads * tokens * batch
     whole = 4 * size * size * heads * batch
     root = splat_f32x16(float32(1.0) / float32(size**0.5))
-    while True:
-        item = take_work(record, 1)
-        if item >= blocks * heads * batch:
-            break
+    for item in each_item(record, blocks * heads * batch, 1):
         block, head, stream = item % blocks, item // blocks % heads, item // (blocks * heads)
         first = block * MATRIX_ROWS
         rows = min(MATRIX_ROWS, size - first)
@@ -329,10 +318,7 @@ def wkv7(record: int, _thread: int, _threads: int, _scratch: int, _shared: int, 
     tokens = word(record, NE0 + 2) // sequences
     blocks = (size + MATRIX_ROWS - 1) // MATRIX_ROWS
     outputs = 4 * size * heads * tokens * sequences
-    while True:
-        item = take_work(record, 1)
-        if item >= blocks * heads * sequences:
-            break
+    for item in each_item(record, blocks * heads * sequences, 1):
         block, head, sequence = item % blocks, item // blocks % heads, item // (blocks * heads)
         first = block * MATRIX_ROWS
         rows = min(MATRIX_ROWS, size - first)
@@ -384,10 +370,7 @@ def linear_attention(record: int, _thread: int, _threads: int, _scratch: int, _s
     blocks = (size + width - 1) // width
     outputs = 4 * size * heads * tokens * sequences
     states = word(record, SRC5) if word(record, PARAMS) == WKV6 else word(record, SRC + 4)
-    while True:
-        item = take_work(record, 1)
-        if item >= blocks * heads * sequences:
-            break
+    for item in each_item(record, blocks * heads * sequences, 1):
         column, head, sequence = item % blocks * width, item // blocks % heads, item // (blocks * heads)
         place = 4 * (size * size * (sequence * heads + head) + column)
         state = word(record, DST) + outputs + place

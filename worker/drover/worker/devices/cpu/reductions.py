@@ -45,7 +45,7 @@ from drover.worker.devices.cpu.simd import (
     zero_f32x16,
     zero_f64x16,
 )
-from drover.worker.devices.cpu.sync import portion, take_work
+from drover.worker.devices.cpu.sync import each_item, each_row
 from drover.worker.devices.cpu.vector import keep, lane, param, row_address, store_one, store_row, word
 
 PARTS = 64
@@ -58,10 +58,7 @@ _COLUMNS = 32
 def total(record: int, _thread: int, _threads: int, scratch: int, shared: int, _sync: int) -> None:
     """The sum of src0; with parameter 0 how many of its integers equal those of src1. Who ends last adds the parts."""
     rows = word(record, NE0 + 1) * word(record, NE0 + 2) * word(record, NE0 + 3)
-    while True:
-        part = take_work(record, 1)
-        if part >= PARTS:
-            break
+    for part in each_item(record, PARTS, 1):
         first, end = part * rows // PARTS, (part + 1) * rows // PARTS
         if word(record, PARAMS) != 0:
             store_i64(shared + PART_BYTES * part, _count_rows(record, first, end))
@@ -114,21 +111,14 @@ def _add_parts(record: int, shared: int) -> None:
 
 def cumsum(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
     """Every row summed up to each place, that place included."""
-    count, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
-    rows = ne1 * ne2 * word(record, NE_DST + 3)
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            x, y = row_address(record, SRC, NB0, i1, i2, i3), row_address(record, DST, NB_DST, i1, i2, i3)
-            before = 0.0
-            for i in range(0, count, 16):
-                sums = running(load_f32x16(x + 4 * i))
-                store_row(y + 4 * i, F32, sums + splat_f32x16(float32(before)), count - i)
-                before += lane(sums, 15)
+    count = word(record, NE_DST)
+    for i1, i2, i3 in each_row(record, NE_DST, threads):
+        x, y = row_address(record, SRC, NB0, i1, i2, i3), row_address(record, DST, NB_DST, i1, i2, i3)
+        before = 0.0
+        for i in range(0, count, 16):
+            sums = running(load_f32x16(x + 4 * i))
+            store_row(y + 4 * i, F32, sums + splat_f32x16(float32(before)), count - i)
+            before += lane(sums, 15)
 
 
 @emits(f32x16, f32x16)
@@ -144,10 +134,7 @@ def group_norm(record: int, _thread: int, _threads: int, _scratch: int, _shared:
     """Parameter 0 groups of the channels in dimension 2, each centred and scaled by its own statistics."""
     groups, channels = word(record, PARAMS), word(record, NE0 + 2)
     width = (channels + groups - 1) // groups
-    while True:
-        item = take_work(record, 1)
-        if item >= groups * word(record, NE0 + 3):
-            break
+    for item in each_item(record, groups * word(record, NE0 + 3), 1):
         group, image = item % groups, item // groups
         first, end = min(group * width, channels), min((group + 1) * width, channels)
         if first == end:
@@ -188,10 +175,7 @@ def solve_tri(record: int, _thread: int, _threads: int, _scratch: int, _shared: 
     columns, ne2 = word(record, NE1), word(record, NE1 + 2)
     blocks = (columns + _COLUMNS - 1) // _COLUMNS
     items = blocks * ne2 * word(record, NE1 + 3)
-    while True:
-        item = take_work(record, 1)
-        if item >= items:
-            break
+    for item in each_item(record, items, 1):
         column, i2, i3 = item % blocks * _COLUMNS, item // blocks % ne2, item // (blocks * ne2)
         for row in range(word(record, NE0)):
             _solve_row(record, row, i2, i3, 4 * column, columns - column)

@@ -26,7 +26,7 @@ from drover.worker.devices.cpu.simd import (
     where_greater,
     zero_f32x16,
 )
-from drover.worker.devices.cpu.sync import portion, take_work
+from drover.worker.devices.cpu.sync import each_item, portion
 from drover.worker.devices.cpu.vector import load_row, move, param, row_address, store_row, word
 
 # Words of a ROPE record (EXTRA: what a fourth operand would occupy).
@@ -49,18 +49,13 @@ def rope(record: int, _thread: int, threads: int, scratch: int, _shared: int, _s
     items = tokens * word(record, NE_DST + 3)
     pairs = word(record, PAIRS)
     table = scratch
-    amount = portion(items, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= items:
-            break
-        for item in range(first, min(first + amount, items)):
-            token, stream = item % tokens, item // tokens
-            _angles(record, token, tokens, pairs, table)
-            for head in range(heads):
-                x = row_address(record, SRC, NB0, head, token, stream)
-                y = row_address(record, DST, NB_DST, head, token, stream)
-                _rotate(record, x, y, pairs, table)
+    for item in each_item(record, items, portion(items, threads)):
+        token, stream = item % tokens, item // tokens
+        _angles(record, token, tokens, pairs, table)
+        for head in range(heads):
+            x = row_address(record, SRC, NB0, head, token, stream)
+            y = row_address(record, DST, NB_DST, head, token, stream)
+            _rotate(record, x, y, pairs, table)
 
 
 @jit

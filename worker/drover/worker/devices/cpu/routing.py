@@ -34,7 +34,7 @@ from drover.worker.devices.cpu.simd import (
     store_i32,
     zero_f32x16,
 )
-from drover.worker.devices.cpu.sync import portion, report_bad_index, take_work
+from drover.worker.devices.cpu.sync import each_item, each_row, report_bad_index
 from drover.worker.devices.cpu.vector import greatest, keep, load_row, row_address, store_row, word
 
 CELLS = 64
@@ -50,40 +50,26 @@ _STRETCH = 256
 
 def add_id(record: int, _thread: int, threads: int, _scratch: int, _shared: int, sync: int) -> None:
     """dst(:, u, t) = src0(:, u, t) + src1(:, src2(u, t))."""
-    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
-    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    ne0 = word(record, NE_DST)
     limit = word(record, NE1 + 1)
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            index = load_i32(row_address(record, SRC + 2, NB2 - 1, i1, i2, i3))
-            if index < 0 or index >= limit:
-                report_bad_index(record, sync, index)
-                continue
-            x = row_address(record, SRC, NB0, i1, i2, i3)
-            b = word(record, SRC + 1) + index * word(record, NB1 + 1)
-            y = row_address(record, DST, NB_DST, i1, i2, i3)
-            for i in range(0, ne0, 16):
-                store_row(y + 4 * i, F32, load_f32x16(x + 4 * i) + load_f32x16(b + 4 * i), ne0 - i)
+    for i1, i2, i3 in each_row(record, NE_DST, threads):
+        index = load_i32(row_address(record, SRC + 2, NB2 - 1, i1, i2, i3))
+        if index < 0 or index >= limit:
+            report_bad_index(record, sync, index)
+            continue
+        x = row_address(record, SRC, NB0, i1, i2, i3)
+        b = word(record, SRC + 1) + index * word(record, NB1 + 1)
+        y = row_address(record, DST, NB_DST, i1, i2, i3)
+        for i in range(0, ne0, 16):
+            store_row(y + 4 * i, F32, load_f32x16(x + 4 * i) + load_f32x16(b + 4 * i), ne0 - i)
 
 
 def argmax(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
     """Where the first largest of every row is."""
-    count, ne1, ne2 = word(record, NE0), word(record, NE0 + 1), word(record, NE0 + 2)
-    rows = ne1 * ne2 * word(record, NE0 + 3)
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            place = _first_largest(row_address(record, SRC, NB0, i1, i2, i3), count)
-            store_i32(row_address(record, DST, NB_DST - 1, i1, i2, i3), place)
+    count = word(record, NE0)
+    for i1, i2, i3 in each_row(record, NE0, threads):
+        place = _first_largest(row_address(record, SRC, NB0, i1, i2, i3), count)
+        store_i32(row_address(record, DST, NB_DST - 1, i1, i2, i3), place)
 
 
 @jit
@@ -114,10 +100,7 @@ def lightning_indexer(record: int, _thread: int, _threads: int, scratch: int, _s
     blocks, parts = (cells + CELLS - 1) // CELLS, (tokens + SCORED_TOKENS - 1) // SCORED_TOKENS
     keys, products = scratch + 64 * size, scratch + 64 * size + 4 * CELLS * size
     table, room = calls.table_of(sync), products + 4 * CELLS * word(record, NE0 + 1)
-    while True:
-        item = take_work(record, 1)
-        if item >= blocks * parts * word(record, NE_DST + 3):
-            break
+    for item in each_item(record, blocks * parts * word(record, NE_DST + 3), 1):
         first, part, stream = item % blocks * CELLS, item // blocks % parts, item // (blocks * parts)
         count = min(CELLS, cells - first)
         for start in range(0, CELLS, 16):

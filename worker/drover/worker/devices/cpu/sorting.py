@@ -21,7 +21,7 @@ from drover.worker.devices.cpu.simd import (
     splat_f32x16,
     store_i32,
 )
-from drover.worker.devices.cpu.sync import take_work
+from drover.worker.devices.cpu.sync import each_row
 from drover.worker.devices.cpu.vector import move, row_address, word
 
 FEW = 24
@@ -39,16 +39,11 @@ def sorting_scratch(count: int) -> int:
     return _COUNTS + 16 * count
 
 
-def argsort(record: int, _thread: int, _threads: int, scratch: int, _shared: int, _sync: int) -> None:
+def argsort(record: int, _thread: int, threads: int, scratch: int, _shared: int, _sync: int) -> None:
     """Indices that put every row in order, as many as the result has room for."""
-    count, ne1, ne2 = word(record, NE0), word(record, NE0 + 1), word(record, NE0 + 2)
-    rows, kept = ne1 * ne2 * word(record, NE0 + 3), word(record, NE_DST)
+    count, kept = word(record, NE0), word(record, NE_DST)
     sorted_ = scratch + _COUNTS
-    while True:
-        row = take_work(record, 1)
-        if row >= rows:
-            break
-        i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
+    for i1, i2, i3 in each_row(record, NE0, threads):
         x, order = row_address(record, SRC, NB0, i1, i2, i3), row_address(record, DST, NB_DST, i1, i2, i3)
         _count_bytes(x, count, word(record, PARAMS) == FALLING, scratch)
         for place in range(_BYTES):
@@ -93,16 +88,10 @@ def _spread(source: int, target: int, count: int, place: int, scratch: int) -> N
         store_i32(at, to + 1)
 
 
-def top_few(record: int, _thread: int, _threads: int, _scratch: int, _shared: int, _sync: int) -> None:
+def top_few(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
     """Where the largest of every row are: a heap of them, the last of their order at its root."""
     count, kept = word(record, NE0), word(record, NE_DST)
-    ne1, ne2 = word(record, NE0 + 1), word(record, NE0 + 2)
-    rows = ne1 * ne2 * word(record, NE0 + 3)
-    while True:
-        row = take_work(record, 1)
-        if row >= rows:
-            break
-        i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
+    for i1, i2, i3 in each_row(record, NE0, threads):
         x, chosen = row_address(record, SRC, NB0, i1, i2, i3), row_address(record, DST, NB_DST, i1, i2, i3)
         for i in range(kept):
             store_i32(chosen + 4 * i, i)

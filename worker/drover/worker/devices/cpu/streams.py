@@ -31,7 +31,7 @@ from drover.worker.devices.cpu.simd import (
     store,
     zero_f32x16,
 )
-from drover.worker.devices.cpu.sync import portion, take_work
+from drover.worker.devices.cpu.sync import each_item, portion
 from drover.worker.devices.cpu.vector import exp, param, row_address, sigmoid, store_row, word
 
 CHANNELS = 512
@@ -46,24 +46,19 @@ def hc_pre(record: int, _thread: int, threads: int, _scratch: int, _shared: int,
     parts = (size + CHANNELS - 1) // CHANNELS
     items = parts * word(record, NE0 + 2)
     scale = splat_f32x16(param(record, 0))
-    amount = portion(items, threads)
-    while True:
-        begin = take_work(record, amount)
-        if begin >= items:
-            break
-        for item in range(begin, min(begin + amount, items)):
-            start, token = item % parts * CHANNELS, item // parts
-            y = row_address(record, DST, NB_DST, token, 0, 0)
-            for i in range(start, min(start + CHANNELS, size), 16):
-                total = zero_f32x16()
-                for stream in range(streams):
-                    x = load_f32x16(row_address(record, SRC, NB0, stream, token, 0) + 4 * i)
-                    if gated:
-                        w = sigmoid(load_f32x16(row_address(record, SRC + 1, NB1, stream, token, 0) + 4 * i))
-                    else:
-                        w = splat_f32x16(load_f32(row_address(record, SRC + 1, NB1 - 1, stream, token, 0)))
-                    total = fma(x, w, total)
-                store_row(y + 4 * i, F32, total * scale, size - i)
+    for item in each_item(record, items, portion(items, threads)):
+        start, token = item % parts * CHANNELS, item // parts
+        y = row_address(record, DST, NB_DST, token, 0, 0)
+        for i in range(start, min(start + CHANNELS, size), 16):
+            total = zero_f32x16()
+            for stream in range(streams):
+                x = load_f32x16(row_address(record, SRC, NB0, stream, token, 0) + 4 * i)
+                if gated:
+                    w = sigmoid(load_f32x16(row_address(record, SRC + 1, NB1, stream, token, 0) + 4 * i))
+                else:
+                    w = splat_f32x16(load_f32(row_address(record, SRC + 1, NB1 - 1, stream, token, 0)))
+                total = fma(x, w, total)
+            store_row(y + 4 * i, F32, total * scale, size - i)
 
 
 def hc_post(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
@@ -72,27 +67,22 @@ def hc_post(record: int, _thread: int, threads: int, _scratch: int, _shared: int
     parts = (size + CHANNELS - 1) // CHANNELS
     items = parts * word(record, NE1 + 2)
     mixed = word(record, SRC + 3) != 0
-    amount = portion(items, threads)
-    while True:
-        begin = take_work(record, amount)
-        if begin >= items:
-            break
-        for item in range(begin, min(begin + amount, items)):
-            start, token = item % parts * CHANNELS, item // parts
-            x = row_address(record, SRC, NB0, token, 0, 0)
-            for target in range(streams):
-                share = splat_f32x16(load_f32(row_address(record, SRC + 2, NB2 - 1, target, token, 0)))
-                y = row_address(record, DST, NB_DST, target, token, 0)
-                for i in range(start, min(start + CHANNELS, size), 16):
-                    total = load_f32x16(x + 4 * i) * share
-                    if mixed:
-                        for source in range(streams):
-                            w = load_f32(row_address(record, SRC + 3, NB3 - 1, target, source, token))
-                            r = load_f32x16(row_address(record, SRC + 1, NB1, source, token, 0) + 4 * i)
-                            total = fma(r, splat_f32x16(w), total)
-                    else:
-                        total = total + load_f32x16(row_address(record, SRC + 1, NB1, target, token, 0) + 4 * i)
-                    store_row(y + 4 * i, F32, total, size - i)
+    for item in each_item(record, items, portion(items, threads)):
+        start, token = item % parts * CHANNELS, item // parts
+        x = row_address(record, SRC, NB0, token, 0, 0)
+        for target in range(streams):
+            share = splat_f32x16(load_f32(row_address(record, SRC + 2, NB2 - 1, target, token, 0)))
+            y = row_address(record, DST, NB_DST, target, token, 0)
+            for i in range(start, min(start + CHANNELS, size), 16):
+                total = load_f32x16(x + 4 * i) * share
+                if mixed:
+                    for source in range(streams):
+                        w = load_f32(row_address(record, SRC + 3, NB3 - 1, target, source, token))
+                        r = load_f32x16(row_address(record, SRC + 1, NB1, source, token, 0) + 4 * i)
+                        total = fma(r, splat_f32x16(w), total)
+                else:
+                    total = total + load_f32x16(row_address(record, SRC + 1, NB1, target, token, 0) + 4 * i)
+                store_row(y + 4 * i, F32, total, size - i)
 
 
 def hc_comb(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
@@ -101,15 +91,10 @@ def hc_comb(record: int, _thread: int, threads: int, _scratch: int, _shared: int
     tokens = ne1 * ne2 * word(record, NE0 + 3)
     scale = splat_f32x16(load_f32(word(record, SRC + 1) + 8))
     bias = load_f32x16(word(record, SRC + 2) + 8 * _HC)
-    amount = portion(tokens, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= tokens:
-            break
-        for token in range(first, min(first + amount, tokens)):
-            mix = row_address(record, SRC, NB0, token % ne1, token // ne1 % ne2, token // (ne1 * ne2))
-            z = fma(load_f32x16(mix + 8 * _HC), scale, bias)
-            store(word(record, DST) + 4 * _HC * _HC * token, _balanced(z, param(record, 0), word(record, PARAMS + 1)))
+    for token in each_item(record, tokens, portion(tokens, threads)):
+        mix = row_address(record, SRC, NB0, token % ne1, token // ne1 % ne2, token // (ne1 * ne2))
+        z = fma(load_f32x16(mix + 8 * _HC), scale, bias)
+        store(word(record, DST) + 4 * _HC * _HC * token, _balanced(z, param(record, 0), word(record, PARAMS + 1)))
 
 
 @jit_inline

@@ -4,10 +4,13 @@ The barrier waits by spinning, since an operation is shorter than a system call;
 while, since there may be fewer processors than threads.
 """
 
+from collections.abc import Iterator
+
 from numba.core import types
 
 from drover.worker.devices.cpu.record import COUNTER, ERROR, ERROR_VALUE
 from drover.worker.devices.cpu.simd import atomic_add, atomic_load, atomic_store, jit, pause, store_i64
+from drover.worker.devices.cpu.vector import word
 
 ARRIVED = 0
 """Byte offsets in the synchronisation block, each on a cache line of its own: threads at the barrier,"""
@@ -44,9 +47,23 @@ def barrier(sync: int, threads: int) -> None:
 
 
 @jit
-def take_work(record: int, amount: int) -> int:
-    """Claim the next `amount` items of a record; the number of the first."""
-    return atomic_add(record + 8 * COUNTER, amount)
+def each_item(record: int, items: int, amount: int) -> Iterator[int]:
+    """The numbers of the items of a record that this thread does, claimed `amount` at a time."""
+    while True:
+        first = atomic_add(record + 8 * COUNTER, amount)
+        if first >= items:
+            break
+        for item in range(first, min(first + amount, items)):  # noqa: UP028  numba knows no `yield from`
+            yield item
+
+
+@jit
+def each_row(record: int, extents: int, threads: int) -> Iterator[tuple[int, int, int]]:
+    """Where the rows lie that this thread does, of the operand whose extents the record has from this word on."""
+    ne1, ne2 = word(record, extents + 1), word(record, extents + 2)
+    rows = ne1 * ne2 * word(record, extents + 3)
+    for row in each_item(record, rows, portion(rows, threads)):
+        yield row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
 
 
 @jit

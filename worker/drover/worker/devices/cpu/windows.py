@@ -34,7 +34,7 @@ from drover.worker.devices.cpu.simd import (
     store_f32,
     store_i8,
 )
-from drover.worker.devices.cpu.sync import barrier, portion, take_work
+from drover.worker.devices.cpu.sync import barrier, each_item, each_row
 from drover.worker.devices.cpu.vector import move, param, row_address, store_row, store_some_f32, word
 
 # Parameters of PAD: what lies before in each dimension, whether the other end does, the size of an element.
@@ -51,47 +51,38 @@ ADDED, WINDOW_SIZE, STRIDES, OFFSET = 0, 1, 2, 5
 KIND, KERNEL, STEP, PADDING = 0, 1, 3, 5
 LARGEST, MEAN_INSIDE, MEAN = range(3)
 
-_RAMP = 4096
+_RAMP = 256
+"""Vectors of a ramp that a thread claims at a time."""
 
 
 def arange(record: int, _thread: int, _threads: int, _scratch: int, _shared: int, _sync: int) -> None:
     """Parameter 0, and parameter 1 more from each element to the next."""
     count = word(record, NE_DST)
     start, step = splat_f32x16(param(record, 0)), splat_f32x16(param(record, 1))
-    while True:
-        first = take_work(record, _RAMP)
-        if first >= count:
-            break
-        for i in range(first, min(first + _RAMP, count), 16):
-            x = fma(counting() + splat_f32x16(float32(i)), step, start)
-            store_row(word(record, DST) + 4 * i, F32, x, count - i)
+    for block in each_item(record, (count + 15) // 16, _RAMP):
+        i = 16 * block
+        x = fma(counting() + splat_f32x16(float32(i)), step, start)
+        store_row(word(record, DST) + 4 * i, F32, x, count - i)
 
 
 def pad(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
     """src0 with zeros around it, or over and over."""
-    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
-    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    ne0 = word(record, NE_DST)
     n0, n1, n2, n3 = word(record, NE0), word(record, NE0 + 1), word(record, NE0 + 2), word(record, NE0 + 3)
     around, size = word(record, PARAMS + AROUND) != 0, word(record, PARAMS + PAD_SIZE)
     before = word(record, PARAMS)
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            y = row_address(record, DST, NB_DST, i1, i2, i3)
-            i1, i2, i3 = i1 - word(record, PARAMS + 1), i2 - word(record, PARAMS + 2), i3 - word(record, PARAMS + 3)
-            if around:
-                x = row_address(record, SRC, NB0, i1 % n1, i2 % n2, i3 % n3)
-                _repeat_row(x, y, n0, ne0, -before % n0, size)
-            elif 0 <= i1 < n1 and 0 <= i2 < n2 and 0 <= i3 < n3:
-                fill(y, 0, before * size)
-                move(y + before * size, row_address(record, SRC, NB0, i1, i2, i3), n0 * size)
-                fill(y + (before + n0) * size, 0, (ne0 - before - n0) * size)
-            else:
-                fill(y, 0, ne0 * size)
+    for i1, i2, i3 in each_row(record, NE_DST, threads):
+        y = row_address(record, DST, NB_DST, i1, i2, i3)
+        i1, i2, i3 = i1 - word(record, PARAMS + 1), i2 - word(record, PARAMS + 2), i3 - word(record, PARAMS + 3)
+        if around:
+            x = row_address(record, SRC, NB0, i1 % n1, i2 % n2, i3 % n3)
+            _repeat_row(x, y, n0, ne0, -before % n0, size)
+        elif 0 <= i1 < n1 and 0 <= i2 < n2 and 0 <= i3 < n3:
+            fill(y, 0, before * size)
+            move(y + before * size, row_address(record, SRC, NB0, i1, i2, i3), n0 * size)
+            fill(y + (before + n0) * size, 0, (ne0 - before - n0) * size)
+        else:
+            fill(y, 0, ne0 * size)
 
 
 @jit
@@ -120,23 +111,16 @@ def fill(y: int, bits: int, count: int) -> None:
 
 def band(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
     """Keep a band along the diagonals of every matrix."""
-    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
-    rows = ne1 * ne2 * word(record, NE_DST + 3)
+    ne0 = word(record, NE_DST)
     others, size = word(record, PARAMS + OTHERS), word(record, PARAMS + BAND_SIZE)
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            low = min(word(record, PARAMS + LOW_SLOPE) * i1 + word(record, PARAMS + LOW), ne0)
-            high = max(low, min(word(record, PARAMS + HIGH_SLOPE) * i1 + word(record, PARAMS + HIGH), ne0))
-            x = row_address(record, SRC, NB0, i1, i2, i3)
-            y = row_address(record, DST, NB_DST, i1, i2, i3)
-            move(y + low * size, x + low * size, (high - low) * size)
-            fill(y, others, low * size)
-            fill(y + high * size, others, (ne0 - high) * size)
+    for i1, i2, i3 in each_row(record, NE_DST, threads):
+        low = min(word(record, PARAMS + LOW_SLOPE) * i1 + word(record, PARAMS + LOW), ne0)
+        high = max(low, min(word(record, PARAMS + HIGH_SLOPE) * i1 + word(record, PARAMS + HIGH), ne0))
+        x = row_address(record, SRC, NB0, i1, i2, i3)
+        y = row_address(record, DST, NB_DST, i1, i2, i3)
+        move(y + low * size, x + low * size, (high - low) * size)
+        fill(y, others, low * size)
+        fill(y + high * size, others, (ne0 - high) * size)
 
 
 def window(record: int, _thread: int, threads: int, scratch: int, _shared: int, sync: int) -> None:
@@ -168,34 +152,19 @@ def window(record: int, _thread: int, threads: int, scratch: int, _shared: int, 
 
 @jit
 def _copy_rows(record: int, threads: int) -> None:
-    ne1, ne2 = word(record, NE_DST + 1), word(record, NE_DST + 2)
-    rows = ne1 * ne2 * word(record, NE_DST + 3)
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            x, y = row_address(record, SRC, NB0, i1, i2, i3), row_address(record, DST, NB_DST, i1, i2, i3)
-            move(y, x, word(record, NE_DST) * word(record, PARAMS + WINDOW_SIZE))
+    for i1, i2, i3 in each_row(record, NE_DST, threads):
+        x, y = row_address(record, SRC, NB0, i1, i2, i3), row_address(record, DST, NB_DST, i1, i2, i3)
+        move(y, x, word(record, NE_DST) * word(record, PARAMS + WINDOW_SIZE))
 
 
 def pool(record: int, _thread: int, threads: int, _scratch: int, _shared: int, _sync: int) -> None:
     """The largest or the mean of windows over dimensions 0 and 1."""
-    ne0, ne1, ne2 = word(record, NE_DST), word(record, NE_DST + 1), word(record, NE_DST + 2)
-    rows = ne1 * ne2 * word(record, NE_DST + 3)
-    amount = portion(rows, threads)
-    while True:
-        first = take_work(record, amount)
-        if first >= rows:
-            break
-        for row in range(first, min(first + amount, rows)):
-            i1, i2, i3 = row % ne1, row // ne1 % ne2, row // (ne1 * ne2)
-            top = i1 * word(record, PARAMS + STEP + 1) - word(record, PARAMS + PADDING + 1)
-            low, high = max(top, 0), min(top + word(record, PARAMS + KERNEL + 1), word(record, NE0 + 1))
-            x = row_address(record, SRC, NB0, low, i2, i3)
-            _pool_row(record, x, max(high - low, 0), row_address(record, DST, NB_DST, i1, i2, i3), ne0)
+    ne0 = word(record, NE_DST)
+    for i1, i2, i3 in each_row(record, NE_DST, threads):
+        top = i1 * word(record, PARAMS + STEP + 1) - word(record, PARAMS + PADDING + 1)
+        low, high = max(top, 0), min(top + word(record, PARAMS + KERNEL + 1), word(record, NE0 + 1))
+        x = row_address(record, SRC, NB0, low, i2, i3)
+        _pool_row(record, x, max(high - low, 0), row_address(record, DST, NB_DST, i1, i2, i3), ne0)
 
 
 @jit
