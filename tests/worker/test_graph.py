@@ -8,7 +8,7 @@ import pytest
 
 from drover.errors import LimitError, RemoteProtocolError
 from drover.ggml.ops import Op, pack_params
-from drover.ggml.tensor import Tensor
+from drover.ggml.tensor import Shape, Tensor
 from drover.ggml.types import F16, Q4_0
 from drover.rpc import messages as m
 from drover.worker import graph as graph_module
@@ -101,6 +101,21 @@ def test_an_operand_without_elements_may_be_anywhere(lab: Lab) -> None:
     (node,) = lab.resolve(lab.bench.graph(joined)).nodes
     assert node.src[1] is not None
     assert node.src[1].elements == 0
+
+
+@pytest.mark.parametrize(
+    ("strides", "read"),
+    [
+        ((12, 4, 36, 36), (4, 4, 36, 36)),  # transposed: a row is three neighbours, as ggml takes them
+        ((4, 16, 48, 48), (4, 16, 48, 48)),
+        ((0, 4, 12, 12), (0, 4, 12, 12)),  # neighbours might lie outside the buffer
+    ],
+)
+def test_sum_takes_neighbours_for_a_row(lab: Lab, strides: Shape, read: Shape) -> None:
+    x = lab.bench.tensor(3, 3, nb=strides)
+    (node,) = lab.resolve(lab.bench.graph(lab.bench.node(Op.SUM, x, extents=(1,)))).nodes
+    assert node.src[0] is not None
+    assert node.src[0].nb == read
 
 
 def add(bench: Bench) -> Tensor:

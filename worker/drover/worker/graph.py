@@ -5,7 +5,7 @@ runs can reach is checked, and all of that is: docs/protocol.md sections 3 and 9
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ class _Reader:
             self._check(op, params, dst, src)
         except GraphError as error:
             raise RemoteProtocolError(f"{self._label(row)}: {error}") from error
-        return Node(op, params, dst, src, self._name(row))
+        return Node(op, params, dst, _as_read(op, src), self._name(row))
 
     def _check(self, op: Op, params: bytes, dst: Operand, src: tuple[Operand | None, ...]) -> None:
         """`rules.check`, once for the many nodes of a model that differ in nothing but their place."""
@@ -183,6 +183,14 @@ _COMPUTE = int(TensorFlag.COMPUTE)
 
 def _shape(values: list[int]) -> Shape:
     return values[0], values[1], values[2], values[3]
+
+
+def _as_read(op: Op, src: tuple[Operand | None, ...]) -> tuple[Operand | None, ...]:
+    """Sources as ggml's kernels read them: SUM takes neighbours in memory for a row, also of a transposed tensor."""
+    x = src[0] if src else None
+    if op is not Op.SUM or x is None or x.nb[0] <= x.type.type_size:
+        return src
+    return replace(x, nb=(x.type.type_size, *x.nb[1:])), *src[1:]
 
 
 @dataclass(slots=True)
