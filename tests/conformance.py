@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder, closing(Suites(peer, Path(folder), start)) as suites:
         started = time.monotonic()
         if options.suite in (None, "ops"):
-            operations = suites.operations(filter(None, options.ops.split(",")))
+            operations = suites.operations([name for name in options.ops.split(",") if name])
         seconds = time.monotonic() - started
         if options.suite in (None, "archs"):
             architectures = suites.architectures(options.archs)

@@ -77,7 +77,7 @@ class Suites:
         """End the worker."""
         self._worker.stop()
 
-    def cases(self, names: Iterable[str] = ()) -> dict[str, list[str]]:
+    def cases(self, names: Sequence[str] = ()) -> dict[str, list[str]]:
         """All cases of these operations, or of all."""
         lines, aborted = self._run("test-backend-ops", "support", *_only(names), "--output", "csv")
         if aborted:
@@ -87,7 +87,7 @@ class Suites:
             found.setdefault(row["op_name"], []).append(row["op_params"])
         return found
 
-    def operations(self, names: Iterable[str] = ()) -> list[Outcome]:
+    def operations(self, names: Sequence[str] = ()) -> list[Outcome]:
         """All cases of these operations, or of all, in one run; the rest of a run that aborted in smaller ones."""
         listed = self.cases(names)
         outcomes, aborted = self._operations(_only(names))
