@@ -604,6 +604,19 @@ def test_convolution_is_im2col_times_kernel() -> None:
     np.testing.assert_allclose(np.einsum("yxk,ok->oyx", columns, kernel.reshape(3, -1)), got, rtol=1e-4, atol=1e-5)
 
 
+def test_the_padding_of_a_convolution_takes_no_room() -> None:
+    far = 1 << 29
+    got = compute(
+        Op.CONV_2D,
+        tensor(F32, 3, 3),
+        given(np.full((1, 1, 1, 1), 2.0)),
+        given(random(1, 1, 3, 3)),
+        ints={0: far, 1: far, 2: far, 3: far, 4: 1, 5: 1},
+    )
+    assert np.count_nonzero(got) == 1
+    assert float(got[1, 1]) == pytest.approx(2 * float(random(1, 1, 3, 3)[0, 0, 0, 0]))
+
+
 def test_transposed_convolution_spreads_each_input() -> None:
     x, kernel = np.array([[1.0, 10.0]]), np.array([[[1.0, 2.0, 3.0]]])
     got = compute(Op.CONV_TRANSPOSE_1D, tensor(F32, 5), given(kernel), given(x), ints={0: 2})

@@ -39,6 +39,25 @@ def patches(image: Array, axes: Sequence[Axis]) -> Array:
     return found
 
 
+def convolve(image: Doubles, kernel: Doubles, axes: Sequence[Axis]) -> Doubles:
+    """The image shifted to each place of the kernel, times what stands there, summed up: (images, outputs, places).
+
+    Nor is padding laid out here, and no window.
+    """
+    out: Doubles = np.zeros((kernel.shape[0], image.shape[0], *(axis[0] for axis in axes[::-1])))
+    for tap in np.ndindex(kernel.shape[2:]):
+        seen: list[Any] = [...]
+        met: list[Any] = [...]
+        for i, size, (places, _, stride, pad, dilation) in zip(tap, image.shape[2:], axes[::-1], strict=True):
+            start = i * dilation - pad
+            first, last = max(0, -(start // stride)), min(places, -((start - size) // stride))
+            seen.append(slice(start + first * stride, max(0, start + last * stride), stride))
+            met.append(slice(first, max(first, last)))
+        weights: Doubles = kernel[:, :, *tap]
+        out[tuple(met)] += np.tensordot(weights, image[tuple(seen)], axes=(1, 1))
+    return out.swapaxes(0, 1)
+
+
 def _axes(work: Work, places: Sequence[int], kernel: Sequence[int]) -> list[Axis]:
     """Axes of a convolution whose parameters hold all strides, then all paddings, then all dilations."""
     n, p = len(kernel), work.ints
@@ -66,9 +85,7 @@ def im2col_3d(work: Work) -> Result:
 
 def conv_2d(work: Work) -> Result:
     """Σ over channels and kernel of image·kernel."""
-    kernel = work.f64(0)
-    found = patches(work.f64(1), _axes(work, work.dst.ne[:2], work.operand(0).ne[:2]))
-    return np.einsum("ncyxhw,ochw->noyx", found, kernel, optimize=True)
+    return convolve(work.f64(1), work.f64(0), _axes(work, work.dst.ne[:2], work.operand(0).ne[:2]))
 
 
 def conv_2d_dw(work: Work) -> Result:
@@ -85,8 +102,7 @@ def conv_3d(work: Work) -> Result:
     kernel, volume = work.f64(0), work.f64(1)
     kernel = kernel.reshape(outputs, inputs, *kernel.shape[1:])
     volume = volume.reshape(images, inputs, *volume.shape[1:])
-    found = patches(volume, _axes(work, work.dst.ne[:3], work.operand(0).ne[:3]))
-    return np.einsum("nczyxdhw,ocdhw->nozyx", found, kernel, optimize=True)
+    return convolve(volume, kernel, _axes(work, work.dst.ne[:3], work.operand(0).ne[:3]))
 
 
 def conv_transpose_1d(work: Work) -> Result:
