@@ -1,7 +1,7 @@
-"""Compiled kernels of the cpu device: where they are kept, and a process of its own that compiles those that lack.
+"""Compiled kernels of the cpu device: where they are kept, and processes of their own that compile those that lack.
 
-A compiler leaves some 300 MB behind in the process that it ran in. That of the child goes with it, and the worker loads
-what the child has left in the folder. numba is not imported here: NUMBA_CACHE_DIR must be set before it is.
+A compiler leaves some 300 MB behind in the process that it ran in. That of a child goes with it, and the worker loads
+what its children have left in the folder. numba is not imported here: NUMBA_CACHE_DIR must be set before it is.
 """
 
 import ctypes
@@ -11,19 +11,23 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, suppress
+from multiprocessing import get_context
 from pathlib import Path
 
 import structlog
 
 from drover.worker.devices.cpu.instructions import Level, settings
-from drover.worker.devices.cpu.kernel_cache import cache_directory
+from drover.worker.devices.cpu.kernel_cache import cache_directory, compiling
 
 SHIPPED = Path(sys.prefix, "share", "drover")
 """Where an image keeps the kernels that were compiled when it was built."""
 _COMPLETE = "complete"
 """The mark of a folder that lacks nothing for the CPU it was made on."""
 _LOCK = "lock"
+_MOST_PROCESSES = 4
+"""A few parts take so long that more would wait for them, and each takes some 300 MB."""
 _PR_SET_PDEATHSIG = 1
 
 log = structlog.get_logger()
@@ -64,7 +68,7 @@ def _copy_shipped(folder: Path) -> None:
 
 
 def compile_apart() -> None:
-    """Have a process of its own compile what the folder lacks; if that fails, whoever opens the device compiles."""
+    """Have processes of their own compile what the folder lacks; if that fails, whoever opens the device compiles."""
     folder = Path(os.environ["NUMBA_CACHE_DIR"])
     if (folder / _COMPLETE).exists():
         return
@@ -75,13 +79,31 @@ def compile_apart() -> None:
 
 
 def main() -> None:
-    """What the process of its own does; it ends when the worker does, whose process is named by its argument."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):
-        return  # it has ended already
-    from drover.worker.devices.cpu.device import CpuDevice
+    """What the child does: share the parts among children of its own, for the worker whose process is the argument."""
+    _end_with(int(sys.argv[1]))
+    from drover.worker.devices.cpu.run import parts
 
-    CpuDevice(1, 0).close()
+    every = parts()
+    processes = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+    with (
+        compiling(Path(os.environ["NUMBA_CACHE_DIR"])),
+        ProcessPoolExecutor(processes, get_context("fork"), _end_with, (os.getpid(),)) as pool,
+    ):
+        for done in [pool.submit(_compile, number) for number in range(len(every))]:
+            done.result()
+
+
+def _compile(number: int) -> None:
+    from drover.worker.devices.cpu.run import parts
+
+    parts()[number]()
+
+
+def _end_with(parent: int) -> None:
+    """End this process when the one that started it does, or now if that has ended already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit()
 
 
 if __name__ == "__main__":

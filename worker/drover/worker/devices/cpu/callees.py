@@ -24,10 +24,14 @@ _FUNCTIONS: dict[str, Callable[..., None]] = {
 }
 
 
-@cache  # also because the code goes when the objects do
-def _table() -> tuple[npt.NDArray[np.int64], list[Any]]:
-    functions = [compiled(_FUNCTIONS[name], count) for name, count in ENTRIES]
-    return np.array([function.address for function in functions], np.int64), functions
+def compile_callee(name: str) -> int:
+    """The address of a function of the table, compiled or loaded from numba's cache; good for ever."""
+    return int(_compiled(name).address)
+
+
+@cache  # also because the code goes when the object does
+def _compiled(name: str) -> Any:
+    return compiled(_FUNCTIONS[name], dict(ENTRIES)[name])
 
 
 def compiled(function: Callable[..., None], count: int) -> Any:
@@ -36,6 +40,11 @@ def compiled(function: Callable[..., None], count: int) -> Any:
     return numba.cfunc(signature, cache=True, error_model="numpy")(function)
 
 
+@cache
+def _table() -> npt.NDArray[np.int64]:
+    return np.array([compile_callee(name) for name, _ in ENTRIES], np.int64)
+
+
 def table() -> int:
-    """The address of the table, its functions compiled or loaded from numba's cache; good for ever."""
-    return int(_table()[0].ctypes.data)
+    """The address of the table; good for ever."""
+    return int(_table().ctypes.data)

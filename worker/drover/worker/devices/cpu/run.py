@@ -7,7 +7,7 @@ Between records all threads meet, except where the program says that they need n
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numba
@@ -15,6 +15,8 @@ from llvmlite import ir
 
 from drover.worker.devices.cpu import (
     attention,
+    callees,
+    calls,
     copy,
     elementwise,
     experts,
@@ -85,7 +87,7 @@ KERNELS: dict[int, Callable[..., None]] = {
 }
 """The kernel of each opcode."""
 
-_ARGUMENTS = 6
+_ARGUMENTS, _RUN_ARGUMENTS = 6, 8
 
 
 @jit
@@ -123,6 +125,16 @@ def _call(b: Any, kernel: Any, *arguments: Any) -> None:
     """Call the kernel at an address."""
     kind = ir.FunctionType(ir.VoidType(), [I64] * _ARGUMENTS)
     b.call(b.inttoptr(kernel, kind.as_pointer()), arguments)
+
+
+def parts() -> list[Callable[[], object]]:
+    """All that a device compiles, in parts that need nothing of one another: those that take long come first."""
+    callees_ = [partial(callees.compile_callee, name) for name, _ in calls.ENTRIES]
+    return [*callees_, *(partial(compile_kernel, opcode) for opcode in KERNELS), _compile_run]
+
+
+def _compile_run() -> None:
+    run.compile(numba.void(*[numba.int64] * _RUN_ARGUMENTS))  # type: ignore[attr-defined]  # of what `jit` makes
 
 
 def compile_kernel(opcode: int) -> int:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from drover.errors import DeviceError
 from drover.worker.devices.cpu import callees
-from drover.worker.devices.cpu.run import KERNELS, compile_kernel, run
+from drover.worker.devices.cpu.run import parts, run
 from drover.worker.devices.cpu.sync import BAD_RECORD, CALLEES, SYNC_BYTES
 from drover.worker.devices.host import require_free
 
@@ -36,9 +36,8 @@ class Threads:
         self._shared = aligned(_ALIGNMENT)
         self._addresses = self._locate()
         self._job: tuple[int, int, int] | None = None
-        for opcode in KERNELS:
-            compile_kernel(opcode)
-        run(0, 1, 0, 0, *self._addresses[0], 0)
+        for compile_part in parts():
+            compile_part()
         self._go = [threading.Lock() for _ in range(count - 1)]
         self._helpers = [threading.Thread(target=self._help, args=(i + 1,), daemon=True) for i in range(count - 1)]
         for lock, helper in zip(self._go, self._helpers, strict=True):
