@@ -1,6 +1,7 @@
 """Compiled kernels: taken over from an image, and compiled by a process of their own."""
 
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -82,6 +83,16 @@ def test_it_does_nothing_for_a_worker_that_has_ended(tmp_path: Path) -> None:
     nobody = [sys.executable, "-m", "drover.worker.kernels", "-1"]
     subprocess.run(nobody, check=True, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kernels")})
     assert not (tmp_path / "kernels").exists()
+
+
+def test_what_lacks_after_a_broken_start_is_compiled(tmp_path: Path) -> None:
+    """Around functions that were kept before the worker was killed."""
+    folder = tmp_path / "kernels"
+    shutil.copytree(os.environ["NUMBA_CACHE_DIR"], folder, ignore=shutil.ignore_patterns("windows.arange-*", "complete"))
+    code = "from drover.worker import kernels; kernels.compile_apart()"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "NUMBA_CACHE_DIR": str(folder)})
+    assert (folder / "complete").exists()
+    assert [path.suffix for path in folder.rglob("windows.arange-*")]
 
 
 def test_a_process_of_its_own_leaves_the_kernels_behind() -> None:

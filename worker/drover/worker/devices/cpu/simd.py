@@ -31,6 +31,11 @@ def jit_inline(function: F) -> F:
     return cast(F, compile_(function))
 
 
+def jit_generator(function: F) -> F:
+    """Like `jit`, for generators: not kept, since numba cannot compile a caller of one that it has loaded."""
+    return cast(F, numba.njit(nogil=True, error_model="numpy", boundscheck=False)(function))
+
+
 def _features() -> frozenset[str]:
     """The features numba compiles for: its own setting if there is one, otherwise what this processor has."""
     chosen: str | None = getattr(config, "CPU_FEATURES")  # noqa: B009  # set by numba while it is imported
@@ -46,6 +51,7 @@ AVX512 = X86 and {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= FEATURES
 AVX2 = X86 and "avx2" in FEATURES
 FMA = not X86 or "fma" in FEATURES
 NATIVE_F16 = not X86 or "f16c" in FEATURES
+VBMI = AVX512 and "avx512vbmi" in FEATURES
 VNNI512 = AVX512 and "avx512vnni" in FEATURES
 VNNI256 = VNNI512 or (AVX2 and "avxvnni" in FEATURES)
 DOT_BF16 = AVX512 and "avx512bf16" in FEATURES

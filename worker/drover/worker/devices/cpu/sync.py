@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from numba.core import types
 
 from drover.worker.devices.cpu.record import COUNTER, ERROR, ERROR_VALUE
-from drover.worker.devices.cpu.simd import atomic_add, atomic_load, atomic_store, jit, pause, store_i64
+from drover.worker.devices.cpu.simd import atomic_add, atomic_load, atomic_store, jit, jit_generator, pause, store_i64
 from drover.worker.devices.cpu.vector import word
 
 ARRIVED = 0
@@ -46,7 +46,7 @@ def barrier(sync: int, threads: int) -> None:
             _sched_yield()
 
 
-@jit
+@jit_generator
 def each_item(record: int, items: int, amount: int) -> Iterator[int]:
     """The numbers of the items of a record that this thread does, claimed `amount` at a time."""
     while True:
@@ -57,7 +57,7 @@ def each_item(record: int, items: int, amount: int) -> Iterator[int]:
             yield item
 
 
-@jit
+@jit_generator
 def each_row(record: int, extents: int, threads: int) -> Iterator[tuple[int, int, int]]:
     """Where the rows lie that this thread does, of the operand whose extents the record has from this word on."""
     ne1, ne2 = word(record, extents + 1), word(record, extents + 2)
