@@ -144,7 +144,8 @@ def _store_halves(b: Any, block: Any, offset: Any, out: Any) -> None:
 @emits_for(lambda block, offset, out: signature(void, block, f32, i64), 3)
 def _store_k(b: Any, block: Any, offset: Any, out: Any) -> None:
     """A K block as floats; minima are taken away if q counts from 0."""
-    scales, minima, d, dm = (b.extract_value(block, i) for i in range(4, 8))
+    scales, minima, factors = (b.extract_value(block, i) for i in range(4, 7))
+    d, dm = (b.extract_element(factors, I32_TYPE(i)) for i in (0, 1))
     middle = broadcast(b, offset, 16)
     counts = b.fcmp_ordered("==", offset, ir.Constant(FLOAT, 0.0))
     for i in range(16):

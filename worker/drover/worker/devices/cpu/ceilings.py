@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Any, Final
 
+from drover.worker.devices.cpu.fours import AHEAD
 from drover.worker.devices.cpu.gemm import COMPILED
 from drover.worker.devices.cpu.products import loop
 from drover.worker.devices.cpu.simd import (
@@ -29,7 +30,6 @@ from drover.worker.devices.host import HostBuffer
 
 _READ_BYTES: Final = 256 << 20
 """For each thread: more than caches hold."""
-_AHEAD: Final = 2048
 _STEPS: Final = 3_000_000
 _CHAINS: Final = 12
 """Sums that do not wait for one another."""
@@ -71,9 +71,9 @@ def _best(function: Callable[[int], None], places: list[int], work: int) -> floa
 @jit
 def _read(at: int) -> None:
     a = b = c = d = splat_f32x16(0.0)
-    for i in range(at, at + _READ_BYTES - _AHEAD, 256):
+    for i in range(at, at + _READ_BYTES - AHEAD, 256):
         for line in range(0, 256, 64):
-            prefetch(i + _AHEAD + line)
+            prefetch(i + AHEAD + line)
         a, b = a + load_f32x16(i), b + load_f32x16(i + 64)
         c, d = c + load_f32x16(i + 128), d + load_f32x16(i + 192)
     store_f32(at, sum_lanes(a + b + c + d))

@@ -16,6 +16,7 @@ from drover.worker.devices.cpu.quantize import (
     SUMS_OF_32,
 )
 from drover.worker.devices.cpu.simd import (
+    AVX512,
     F32,
     I1,
     I32,
@@ -44,6 +45,7 @@ from drover.worker.devices.cpu.simd import (
     joined,
     read,
     shuffle,
+    verbatim,
     void,
     write,
 )
@@ -91,42 +93,73 @@ def _and_nothing(b: Any, x: Any) -> Any:
     return joined(b, x, constant(i32x8, 0))
 
 
+def _by_turns(b: Any, x: Any, y: Any) -> Any:
+    """Eight lanes, each followed by one of another eight."""
+    return shuffle(b, x, [i // 2 + 8 * (i % 2) for i in range(16)], y)
+
+
 def _minima_by_four(b: Any, sums: Any, minima: Any, at: Any) -> Any:
-    """Products of the minima in the next lanes, two to a lane."""
+    """Products of the minima in the lanes between, two to a lane."""
     taken = add_pairs(b, minima, read(b, b.add(at, I64(SUMS_OF_32)), i16x8.ir))
-    return joined(b, sums, joined(b, taken, shuffle(b, constant(i32x8, 0), range(4))))
+    return _by_turns(b, sums, joined(b, taken, shuffle(b, constant(i32x8, 0), range(4))))
 
 
 def _minima_in_one(b: Any, sums: Any, minima: Any, at: Any) -> Any:
-    """Products of the minima in the next lane, all of them."""
+    """Products of the minima in the second lane, all of them."""
     taken = add_pairs(b, minima, read(b, b.add(at, I64(SUMS_OF_32)), i16x8.ir))
     whole = call(b, "llvm.vector.reduce.add.v4i32", I32, taken)
-    return joined(b, sums, b.insert_element(constant(i32x8, 0), whole, I32(0)))
+    return _by_turns(b, sums, b.insert_element(constant(i32x8, 0), whole, I32(0)))
 
 
 def _minima_by_two(b: Any, sums: Any, minima: Any, at: Any) -> Any:
     """Like `_minima_by_four`, where there is a minimum for 16 elements."""
-    return joined(b, sums, add_pairs(b, minima, read(b, b.add(at, I64(SUMS_OF_16)), i16x16.ir)))
+    return _by_turns(b, sums, add_pairs(b, minima, read(b, b.add(at, I64(SUMS_OF_16)), i16x16.ir)))
 
 
 def _offset_taken(b: Any, sums: Any, minima: Any, at: Any) -> Any:
     """What q counts from taken away, two sums of 16 elements to a lane."""
-    taken = add_pairs(b, minima, read(b, b.add(at, I64(SUMS_OF_16)), i16x16.ir))
-    return _and_nothing(b, b.sub(sums, taken))
+    return _and_nothing(b, b.add(sums, add_pairs(b, minima, read(b, b.add(at, I64(SUMS_OF_16)), i16x16.ir))))
 
 
-def _dot_k(mend: Any) -> Any:
-    """An instruction that adds the products of a K block; `mend` says what becomes of the minima.
+def _looked_up(b: Any, x: Any, places: list[int]) -> Any:
+    """Bytes of each 16, at these places; 0 where a place is negative."""
+    found = verbatim(b, "vpshufb $2, $1, $0", "=v,v,v", i8x64.ir, b.bitcast(x, i8x64.ir), constant(i8x64, places))
+    return b.bitcast(found, i16x32.ir)
 
-    The first eight lanes are ggml's: lane i sums elements 4 i to 4 i + 3 of every 32, as integers over a block, and one
-    multiplication and addition of floats follows. Lanes from 8 on hold the minima.
+
+def _by_sixteens(b: Any, block: Any) -> list[Any]:
+    """The scales of each 64 elements, from one for 16."""
+    scales = b.extract_value(block, 4)
+    if not AVX512:
+        return [shuffle(b, scales, [4 * j + i // 8 for i in range(32)]) for j in range(4)]
+    eights = [shuffle(b, scales, [8 * half + i % 8 for i in range(32)]) for half in (0, 1)]
+    places = [[8 * j + i // 16 * 2 + i % 2 for i in range(64)] for j in (0, 1)]
+    return [_looked_up(b, x, at) for x in eights for at in places]
+
+
+def _by_thirty_twos(b: Any, block: Any) -> list[Any]:
+    """The same, from one for 32."""
+    if not AVX512:
+        return _by_sixteens(b, block)
+    scales, nothing = b.extract_value(block, 7), -128
+    places = [[n for i in range(32) for n in (2 * j + i // 16, nothing)] for j in range(4)]
+    return [_looked_up(b, scales, at) for at in places]
+
+
+def _all_one(b: Any, block: Any) -> list[Any]:
+    return [constant(i16x32, 1)] * 4
+
+
+def _dot_k(mend: Any, spread: Any = _by_sixteens) -> Any:
+    """An instruction that adds the products of a K block; `mend` says what becomes of the minima, `spread` of scales.
+
+    Eight lanes are ggml's: lane i sums elements 4 i to 4 i + 3 of every 32, as integers over a block, and one
+    multiplication and addition of floats follows. Between them, or behind if there are no minima, lie the others.
     """
 
     def dot(b: Any, totals: Any, block: Any, y: Any, stride: Any) -> Any:
         q = [b.extract_value(block, i) for i in range(4)]
-        scales, minima, d, dm = (b.extract_value(block, i) for i in range(4, 8))
-        s = [shuffle(b, scales, [4 * j + i // 8 for i in range(32)]) for j in range(4)]
-        factors = joined(b, broadcast(b, d, 8), broadcast(b, b.fneg(dm), 8))
+        minima, factors, s = b.extract_value(block, 5), b.extract_value(block, 6), spread(b, block)
         for i in range(totals.type.count):
             at = _column(b, y, stride, i)
             whole = constant(i32x16, 0)
@@ -139,11 +172,12 @@ def _dot_k(mend: Any) -> Any:
             totals = b.insert_value(totals, total, i)
         return totals
 
-    dot.__name__ = f"dot_k{mend.__name__}"
+    dot.__name__ = f"dot_k{mend.__name__}{spread.__name__}"
     return emits_for(_first, 4)(dot)
 
 
-dot_q2_k, dot_q4_k, dot_q5_k, dot_q6_k = map(_dot_k, (_minima_by_two, _minima_by_four, _minima_in_one, _offset_taken))
+dot_q2_k, dot_q6_k, dot_ternary = _dot_k(_minima_by_two), _dot_k(_offset_taken), _dot_k(_offset_taken, _all_one)
+dot_q4_k, dot_q5_k = _dot_k(_minima_by_four, _by_thirty_twos), _dot_k(_minima_in_one, _by_thirty_twos)
 
 
 def _sizes(b: Any, x: Any) -> tuple[Any, Any]:
@@ -161,8 +195,8 @@ def dot_signed(b: Any, totals: Any, block: Any, y: Any, stride: Any) -> Any:
     """Like those of `_dot_k`, for a signed block: signs go over to the activations."""
     q = [b.extract_value(block, i) for i in range(4)]
     negative = [b.bitcast(b.extract_value(block, (6, i)), ir.VectorType(I1, 64)) for i in range(4)]
-    scales, d = b.extract_value(block, 4), b.extract_value(block, 5)
-    s = [shuffle(b, scales, [4 * j + i // 8 for i in range(32)]) for j in range(4)]
+    d = b.extract_value(block, 5)
+    s = _by_sixteens(b, block)
     for i in range(totals.type.count):
         at = _column(b, y, stride, i)
         whole = constant(i32x16, 0)
@@ -267,6 +301,11 @@ def _sum_k(b: Any, x: Any) -> Any:
     return b.fadd(b.extract_element(x, I32(0)), b.extract_element(x, I32(1)))
 
 
+def _sum_minima(b: Any, x: Any) -> Any:
+    """The same for every other lane and those between."""
+    return _sum_k(b, shuffle(b, x, [*range(0, 16, 2), *range(1, 16, 2)]))
+
+
 def _store(total: Any) -> Any:
     def store(b: Any, totals: Any, out: Any, stride: Any, more: Any) -> None:
         """The sum of each column, `stride` bytes apart; added to what is there if `more` is not 0."""
@@ -280,4 +319,4 @@ def _store(total: Any) -> Any:
     return emits_for(lambda t, *rest: signature(void, t, i64, i64, i64) if isinstance(t, Columns) else None, 4)(store)
 
 
-store_sums, store_k_sums = _store(_sum), _store(_sum_k)
+store_sums, store_k_sums, store_k_sums_and_minima = _store(_sum), _store(_sum_k), _store(_sum_minima)

@@ -39,8 +39,9 @@ from drover.worker.devices.cpu.simd import (
     widen_f16,
 )
 
-AHEAD = 2048
-"""Bytes between a load and the line asked for meanwhile; measured, see the kernel benchmark."""
+AHEAD = 2816
+"""Bytes between a load and the line asked for meanwhile: far enough for memory to answer, and not a multiple of 2048,
+lest both fall into the same few lines of the first-level cache."""
 
 # ---- nibbles, and what they stand for
 

@@ -87,8 +87,8 @@ _X_UNIT: Final = 5 * TILE_BYTES
 _TOTALS: Final = 6 * TILE_BYTES
 _ROOM: Final = _TOTALS + _PANEL_ROWS // 16 * 2 * TILE_BYTES
 """A thread's scratch: tiles, the totals of a panel and 32 columns from `_TOTALS` on, the panel from `_ROOM` on."""
-_MINUS_DM: Final = K_SCALE + 4
-"""Where −dm stands in the head of a row; the rest of it is as in the head of a column."""
+_DM: Final = K_SCALE + 4
+"""Where dm stands in the head of a row; the rest of it is as in the head of a column."""
 
 
 def panel_scratch(k: int) -> int:
@@ -120,7 +120,7 @@ _step_wide, _step_narrow = steps("tdpbssd", COMPILED, ((0, 2), (1, 3)))
 @emits_for(lambda block, offset, out, head: signature(void, block, i64, i64, i64), 4)
 def _expand(b: Any, block: Any, offset: Any, out: Any, head: Any) -> None:
     """A block of one row: lines of four tiles of lower and four of upper bits at `out`, and its head."""
-    scales, minima, d, dm = (b.extract_value(block, i) for i in range(4, 8))
+    scales, minima, factors = (b.extract_value(block, i) for i in range(4, 7))
     taken = broadcast(b, b.trunc(offset, I16), 32)
     for j in range(4):
         weighted = []
@@ -134,8 +134,8 @@ def _expand(b: Any, block: Any, offset: Any, out: Any, head: Any) -> None:
             line = shuffle(b, low, range(0, 128, 2), high)
             write(b, b.add(out, I64((base + j) * TILE_BYTES)), line)
     write(b, b.add(head, I64(SUMS_OF_32 if minima.type.count == 8 else SUMS_OF_16)), minima)
-    write(b, b.add(head, I64(K_SCALE)), d)
-    write(b, b.add(head, I64(_MINUS_DM)), b.fneg(dm))
+    write(b, b.add(head, I64(K_SCALE)), b.extract_element(factors, I32(0)))
+    write(b, b.add(head, I64(_DM)), b.extract_element(factors, I32(1)))
 
 
 def _finish(start: int, pairs: int) -> Any:
@@ -162,7 +162,7 @@ def _finish(start: int, pairs: int) -> Any:
                 taken = constant(i32x16, 0)
                 for i, x in enumerate(sums_of_x):
                     taken = dot_pairs(b, taken, b.bitcast(each(start + 4 * i, I32), i16x32.ir), x)
-                value = fused(b, each(_MINUS_DM, F32), b.sitofp(taken, f32x16.ir), value)
+                value = fused(b, each(_DM, F32), b.sitofp(taken, f32x16.ir), value)
             place = b.add(totals, shift)
             write(b, place, fused(b, scale, value, read(b, place, f32x16.ir)))
             return []

@@ -62,7 +62,7 @@ K_UNIT: Final = 320
 SUMS_OF_16: Final = 0
 SUMS_OF_32: Final = 32
 K_SCALE: Final = 48
-"""Of the head: sixteen and eight sums of elements (i16), and the scale (f32)."""
+"""Of the head: sixteen and eight sums of elements, with their signs turned (i16), and the scale (f32)."""
 FOUR_UNIT: Final = 320
 """Bytes: scales of four blocks (f32, four times each) at 0, corrections for the offset of the weights (i32) at 64, the
 first halves of the blocks at 128, the second halves at 192, and scaled sums (f32, one and three zeros each) at 256."""
@@ -150,11 +150,11 @@ def _sums_of_four(b: Any, a: Any) -> Any:
 @emits(void, i64)
 def _store_sums(b: Any, unit: Any) -> None:
     """The sums that the head of a K unit keeps, from its bytes."""
-    ones = constant(i8x64, 1)
+    ones, nothing = constant(i8x64, 1), constant(i32x16, 0)
     sums = []
     for j in range(4):
         elements = read(b, b.add(unit, I64(64 + 64 * j)), i8x64.ir)
-        fours = dot_bytes(b, constant(i32x16, 0), ones, elements)
+        fours = b.sub(nothing, dot_bytes(b, nothing, ones, elements))
         pairs = b.add(shuffle(b, fours, range(0, 16, 2)), shuffle(b, fours, range(1, 16, 2)))
         sums.append(b.add(shuffle(b, pairs, range(0, 8, 2)), shuffle(b, pairs, range(1, 8, 2))))
     all_ = joined(b, joined(b, *sums[:2]), joined(b, *sums[2:]))

@@ -19,10 +19,12 @@ from drover.worker.devices.cpu.columns import (
     dot_q5_k,
     dot_q6_k,
     dot_signed,
+    dot_ternary,
     eight,
     four,
     one,
     store_k_sums,
+    store_k_sums_and_minima,
     store_sums,
     two,
 )
@@ -79,7 +81,7 @@ from drover.worker.devices.cpu.weights import (
 _TAIL_BYTES: Final = 512
 _NEAR_BYTES: Final = 36864
 """What of the first-level cache columns may fill."""
-_WIDEST: Final = 8 if AVX512 else 4
+WIDEST: Final = 8 if AVX512 else 4
 """Columns at a time: as many as registers hold accumulators for."""
 
 
@@ -123,16 +125,19 @@ def rows_k(
             elif kind == Q6_K:
                 totals = dot_q6_k(totals, decode_q6_k(a), at, stride)
             elif kind == TQ1_0:
-                totals = dot_q6_k(totals, decode_tq1_0(a), at, stride)
+                totals = dot_ternary(totals, decode_tq1_0(a), at, stride)
             elif kind == TQ2_0:
-                totals = dot_q6_k(totals, decode_tq2_0(a), at, stride)
+                totals = dot_ternary(totals, decode_tq2_0(a), at, stride)
             elif kind == IQ4_XS:
                 totals = dot_signed(totals, decode_iq4_xs(a), at, stride)
             else:
                 totals = dot_signed(totals, decode_levels(a), at, stride)
             a += size
             at += K_UNIT
-        store_k_sums(totals, out + 4 * r, step, more)
+        if kind in (Q2_K, Q4_K, Q5_K):
+            store_k_sums_and_minima(totals, out + 4 * r, step, more)
+        else:
+            store_k_sums(totals, out + 4 * r, step, more)
 
 
 @jit
@@ -262,7 +267,7 @@ def times_columns(
     """
     form = form_of(kind)
     while columns > 0:
-        count = 8 if columns >= 8 and _WIDEST >= 8 else 4 if columns >= 4 else 2 if columns >= 2 else 1
+        count = 8 if columns >= 8 and WIDEST >= 8 else 4 if columns >= 4 else 2 if columns >= 2 else 1
         part = _part(form, k, count)
         for first in range(0, k, part):
             some = min(part, k - first)

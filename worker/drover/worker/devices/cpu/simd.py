@@ -45,6 +45,7 @@ def _features() -> frozenset[str]:
 
 
 FEATURES = _features()
+binding.initialize_native_asmparser()  # for `verbatim`
 X86 = binding.get_process_triple().startswith("x86_64")
 ARM = binding.get_process_triple().startswith("aarch64")
 AVX512 = X86 and {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= FEATURES
@@ -155,6 +156,11 @@ def call(b: Any, name: str, result: Any, *values: Any) -> Any:
     """Call an LLVM intrinsic by its full name."""
     kind = ir.FunctionType(result, [v.type for v in values])
     return b.call(cgutils.get_or_insert_function(b.module, kind, name), values)
+
+
+def verbatim(b: Any, text: str, operands: str, result: Any, *values: Any) -> Any:
+    """One machine instruction that LLVM would make two of (`operands` are LLVM's constraints)."""
+    return b.asm(ir.FunctionType(result, [v.type for v in values]), text, operands, values, False)
 
 
 def constant(vector: Vector, value: Any) -> Any:
@@ -699,7 +705,7 @@ def add_byte_pairs(b: Any, u: Any, s: Any) -> Any:
 def dot_pairs(b: Any, total: Any, x: Any, y: Any) -> Any:
     """`total` + `add_pairs(x, y)`; 32 lanes of i16."""
     if VNNI512:
-        return call(b, "llvm.x86.avx512.vpdpwssd.512", i32x16.ir, total, x, y)
+        return verbatim(b, "vpdpwssd $3, $2, $0", "=v,0,v,v", i32x16.ir, total, x, y)
     return b.add(total, add_pairs(b, x, y))
 
 

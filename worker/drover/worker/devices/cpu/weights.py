@@ -1,14 +1,15 @@
 """Weight blocks into registers: every type becomes one of four forms that the kernels multiply.
 
-- K: 256 elements as bytes q, a 16-bit scale s per 16 elements, and per 16 or 32 elements a 16-bit minimum m:
-  x = d * s * q - dm * m. Types without minima count q from an offset; their m stands for that, times the scale.
+- K: 256 elements as bytes q, a 16-bit scale s per 16 elements, per 16 or 32 elements a 16-bit minimum m, and d and dm
+  by turns: x = d * s * q - dm * m. Types without minima count q from an offset; their m stands for that, times the
+  scale. Where a scale belongs to 32 elements all eight follow as bytes, repeated.
 - Signed: like K without minima, but q is a size at most 127 and the signs stand apart, a bit each.
 - Fours: four blocks of 32 elements as bytes u: x = d * (u - offset) + m. One vector holds the first 16 elements of all
   blocks and another the last 16, so that lanes 4 i to 4 i + 3 of 32 bits belong to block i in both.
 - Floats: 64 elements as floats.
 
 Layouts: docs/protocol.md section 5.1. Elements stand in natural order, so activations do too. Nothing here branches on
-data; a decoder reads its own blocks and asks for lines 2048 bytes ahead, nothing else.
+data; a decoder reads its own blocks and asks for lines `AHEAD` bytes further on, nothing else.
 """
 
 from typing import Any
@@ -20,10 +21,12 @@ from drover.worker.devices.cpu.simd import (
     I1,
     I8,
     I16,
+    I32,
     I64,
     broadcast,
     constant,
     emits,
+    f32x16,
     i8x16,
     i8x32,
     i8x64,
@@ -49,7 +52,9 @@ from drover.worker.devices.cpu.simd import (
     prefetch,
     read,
     shuffle,
+    splat_f32x16,
     store_i8,
+    widen_f16,
 )
 
 # ---- K types
@@ -97,6 +102,18 @@ def _bytes_i16(b: Any, low: Any, high: Any) -> Any:
     return b.zext(b.bitcast(pair, i8x16.ir), i16x16.ir)
 
 
+@emits(i8x64, i64)
+def _repeated(b: Any, x: Any) -> Any:
+    """The eight bytes of an integer, eight times."""
+    return b.bitcast(broadcast(b, x, 8), i8x64.ir)
+
+
+@emits(f32x16, i64)
+def _pairs(b: Any, a: Any) -> Any:
+    """Two half-precision floats by turns."""
+    return widen_f16(b, b.bitcast(broadcast(b, read(b, a, I32), 8), i16x16.ir))
+
+
 @jit_inline
 def _six_bit_pairs(w: int) -> Any:
     """The 8 scales and 8 minima of Q4_K and Q5_K, as the bytes of two integers."""
@@ -118,7 +135,7 @@ def decode_q4_k(w: int) -> Any:
     q1 = shifted(w + 48, 0, 4) & 15
     q2 = shifted(w + 80, 0, 4) & 15
     q3 = shifted(w + 112, 0, 4) & 15
-    return q0, q1, q2, q3, _twice_each(scales), _each(minima), load_f16(w), load_f16(w + 2)
+    return q0, q1, q2, q3, _twice_each(scales), _each(minima), _pairs(w), _repeated(scales)
 
 
 @jit_inline
@@ -131,7 +148,7 @@ def decode_q5_k(w: int) -> Any:
     q1 = (shifted(w + 80, 0, 4) & 15) | (_shifted_left(w + 16, 2, 1) & 16)
     q2 = (shifted(w + 112, 0, 4) & 15) | (shifted(w + 16, 0, 1) & 16)
     q3 = (shifted(w + 144, 0, 4) & 15) | (shifted(w + 16, 2, 3) & 16)
-    return q0, q1, q2, q3, _twice_each(scales), _each(minima), load_f16(w), load_f16(w + 2)
+    return q0, q1, q2, q3, _twice_each(scales), _each(minima), _pairs(w), _repeated(scales)
 
 
 @jit_inline
@@ -146,8 +163,7 @@ def decode_q6_k(w: int) -> Any:
     q2 = (low1 & 15) | (_shifted_left(w + 160, 4, 2) & 48)
     q3 = high_nibbles(low1) | (shifted(w + 160, 0, 2) & 48)
     scales = load_i8_i16x16(w + 192)
-    d = load_f16(w + 208)
-    return q0, q1, q2, q3, scales, scales << 5, d, d
+    return q0, q1, q2, q3, scales, scales << 5, splat_f32x16(load_f16(w + 208))
 
 
 @jit_inline
@@ -160,7 +176,7 @@ def decode_q2_k(w: int) -> Any:
     q2 = shifted(w + 48, 0, 2) & 3
     q3 = shifted(w + 48, 4, 6) & 3
     both = load_i8_i16x16(w)
-    return q0, q1, q2, q3, both & 15, (both >> 4) & 15, load_f16(w + 80), load_f16(w + 82)
+    return q0, q1, q2, q3, both & 15, (both >> 4) & 15, _pairs(w + 80)
 
 
 @jit_inline
@@ -178,8 +194,7 @@ def decode_q3_k(w: int) -> Any:
     second = ((high >> 4) & 0x03030303) | (((high >> 6) & 0x03030303) << 32)
     scales = _bytes_i16((low & 0x0F0F0F0F0F0F0F0F) | (first << 4), ((low >> 4) & 0x0F0F0F0F0F0F0F0F) | (second << 4))
     scales = scales - _thirty_two()
-    d = load_f16(w + 108)
-    return q0, q1, q2, q3, scales, scales << 2, d, d
+    return q0, q1, q2, q3, scales, scales << 2, splat_f32x16(load_f16(w + 108))
 
 
 @emits(i16x16)
@@ -248,8 +263,7 @@ def decode_tq2_0(w: int) -> Any:
     q1 = shifted(w, 4, 6) & 3
     q2 = shifted(w + 32, 0, 2) & 3
     q3 = shifted(w + 32, 4, 6) & 3
-    d = load_f16(w + 64)
-    return q0, q1, q2, q3, _ones(), _ones(), d, d
+    return q0, q1, q2, q3, _ones(), _ones(), splat_f32x16(load_f16(w + 64))
 
 
 def _threefold(b: Any, x: Any) -> Any:
@@ -293,8 +307,7 @@ _digits0, _digits1, _digits2, _digits3 = map(_five_digits, range(4))
 def decode_tq1_0(w: int) -> Any:
     """54 bytes to a K block: q counts from 1."""
     prefetch(w + AHEAD)
-    d = load_f16(w + 52)
-    return _digits0(w), _digits1(w), _digits2(w), _digits3(w), _ones(), _ones(), d, d
+    return _digits0(w), _digits1(w), _digits2(w), _digits3(w), _ones(), _ones(), splat_f32x16(load_f16(w + 52))
 
 
 # ---- signed blocks
@@ -332,7 +345,7 @@ def as_k(block: Any) -> Any:
     q0, q1, q2, q3, scales, d, signs = block
     q0, q1 = _from_128(q0, signs[0]), _from_128(q1, signs[1])
     q2, q3 = _from_128(q2, signs[2]), _from_128(q3, signs[3])
-    return q0, q1, q2, q3, scales, scales << 7, d, d
+    return q0, q1, q2, q3, scales, scales << 7, splat_f32x16(d)
 
 
 # ---- floats
