@@ -15,9 +15,10 @@ from drover.worker.devices.cpu import calls, gemm, gemm_k
 from drover.worker.devices.cpu.kinds import F16_ID, F32_ID, TYPES, is_k
 from drover.worker.devices.cpu.quantize import column_bytes, form_of, stride_of
 from drover.worker.devices.cpu.record import DST, NB0, NB1, NB_DST, NE0, NE1, PARAMS, SRC, TYPE0, TYPE1
+from drover.worker.devices.cpu.rows import WIDEST
 from drover.worker.devices.cpu.rows import scratch_bytes as row_scratch
 from drover.worker.devices.cpu.simd import jit
-from drover.worker.devices.cpu.sync import barrier, each_item
+from drover.worker.devices.cpu.sync import barrier, each_item, each_run
 from drover.worker.devices.cpu.tiles import configure, permitted, release
 from drover.worker.devices.cpu.vector import word
 from drover.worker.devices.device import Node, Operand
@@ -26,8 +27,10 @@ TILE_COLUMNS: Final = 32
 """From this many columns on, tiles: about where they overtake the row kernels."""
 K_TILE_COLUMNS: Final = 8
 """The same for K types: where ggml forms whole sums of blocks, as the tiles do."""
+_LEAST_ROWS: Final = 16
+"""Rows that a thread claims at least, and"""
 _MOST_ROWS: Final = 64
-"""Rows that a thread claims at a time."""
+"""at most where they pass more than once, so that they stay in the second-level cache."""
 _PRECISION_F32: Final = 10
 _MOST_SHARED: Final = 256 << 20
 """Bytes that the columns of one record share, unless it has few of them."""
@@ -160,32 +163,24 @@ def _by_rows(record: int, tid: int, nth: int, scratch: int, shared: int, sync: i
     ratio2, ratio3 = heads // word(record, NE0 + 2), outer // word(record, NE0 + 3)
     step = word(record, NB_DST + 1)
     stride = stride_of(form_of(kind), k)
-    y = _prepare_columns(record, tid, nth, scratch, shared, sync, stride)
+    y, table = _prepare_columns(record, tid, nth, scratch, shared, sync, stride), calls.table_of(sync)
     # Heads that share their weights are columns of one product, if their results lie as if they were.
     joint = ratio2 if word(record, NB_DST + 2) == columns * step else 1
     groups = heads // joint
-    chunk = max(1, min(_MOST_ROWS, rows * groups * outer // (8 * nth)))
-    chunks = (rows + chunk - 1) // chunk
-    for item in each_item(record, chunks * groups * outer, 1):
-        first = item % chunks * chunk
-        p, q = item // chunks % groups * joint, item // (chunks * groups)
-        w = word(record, SRC) + p // ratio2 * word(record, NB0 + 2) + q // ratio3 * word(record, NB0 + 3)
-        out = word(record, DST) + p * word(record, NB_DST + 2) + q * word(record, NB_DST + 3)
-        row = word(record, NB0 + 1)
-        calls.times_columns(
-            calls.table_of(sync),
-            kind,
-            w + first * row,
-            row,
-            min(chunk, rows - first),
-            k,
-            y + (q * heads + p) * columns * stride,
-            stride,
-            columns * joint,
-            out + 4 * first,
-            step,
-            scratch,
-        )
+    row, most = word(record, NB0 + 1), rows if columns * joint <= WIDEST else _MOST_ROWS
+    for run, length in each_run(record, rows * groups * outer, _LEAST_ROWS, most, nth):
+        done = 0
+        while done < length:
+            first, group = (run + done) % rows, (run + done) // rows
+            some = min(length - done, rows - first)
+            p, q = group % groups * joint, group // groups
+            w = word(record, SRC) + p // ratio2 * word(record, NB0 + 2) + q // ratio3 * word(record, NB0 + 3)
+            out = word(record, DST) + p * word(record, NB_DST + 2) + q * word(record, NB_DST + 3)
+            y_at = y + (q * heads + p) * columns * stride
+            w += first * row
+            out += 4 * first
+            calls.times_columns(table, kind, w, row, some, k, y_at, stride, columns * joint, out, step, scratch)
+            done += some
 
 
 @jit

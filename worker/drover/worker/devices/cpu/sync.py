@@ -58,6 +58,23 @@ def each_item(record: int, items: int, amount: int) -> Iterator[int]:
 
 
 @jit_generator
+def each_run(record: int, items: int, least: int, most: int, threads: int) -> Iterator[tuple[int, int]]:
+    """Runs of items that this thread does, the first of each and how many: long ones first, lest memory be asked for
+    here and there, then ever shorter ones, so that threads end together. Each claims half a thread's share of the rest.
+    """
+    while True:
+        claim = atomic_add(record + 8 * COUNTER, 1)
+        first, size = 0, max(least, min(most, items // (2 * threads)))
+        for _ in range(claim // threads):
+            first += threads * size
+            size = max(least, min(most, (items - first) // (2 * threads)))
+        first += claim % threads * size
+        if first >= items:
+            break
+        yield first, min(size, items - first)
+
+
+@jit_generator
 def each_row(record: int, extents: int, threads: int) -> Iterator[tuple[int, int, int]]:
     """Where the rows lie that this thread does, of the operand whose extents the record has from this word on."""
     ne1, ne2 = word(record, extents + 1), word(record, extents + 2)
