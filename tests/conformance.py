@@ -20,8 +20,11 @@ from support.processes import Running
 from support.suites import Outcome, Suites
 
 PAGE = Path(__file__).parents[1] / "docs" / "conformance.md"
-ROW = "| {:%Y-%m-%d} | {} | {} | {} of {} | {:.0f} | {} of {} |"
-HEAD = "| date | worker | threads | operations | seconds | architectures |\n| --- | --- | --- | --- | --- | --- |\n"
+ROW = "| {:%Y-%m-%d} | {} | {} | {} of {} | {:.0f} | {:.0f} | {:.0f} | {} of {} |"
+HEAD = (
+    "| date | worker | threads | operations | seconds | processor: tool | worker | architectures |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         started = time.monotonic()
         if options.suite in (None, "ops"):
             operations = suites.operations([name for name in options.ops.split(",") if name])
-        seconds = time.monotonic() - started
+        seconds = (time.monotonic() - started, *suites.processor_seconds)
         if options.suite in (None, "archs"):
             architectures = suites.architectures(options.archs)
     for outcome in operations:
@@ -53,11 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for outcome in architectures:
         if not outcome.ok:
             _print(outcome)
-    print(f"operations: {_passed(operations)} of {_cases(operations)} cases passed in {seconds:.0f} s")
+    print(f"operations: {_passed(operations)} of {_cases(operations)} cases passed in {seconds[0]:.0f} s")
+    print(f"processor seconds: {seconds[1]:.0f} of the tool, {seconds[2]:.0f} of the worker")
     print(f"architectures: {_passed(architectures)} of {_cases(architectures)} models passed")
     if not (options.suite or options.ops or options.archs != _options([]).archs):
         worker = "stock" if options.stock else f"Drover {options.cpu_level}".strip()
-        counts = _passed(operations), _cases(operations), seconds, _passed(architectures), _cases(architectures)
+        counts = _passed(operations), _cases(operations), *seconds, _passed(architectures), _cases(architectures)
         _keep(ROW.format(datetime.now(UTC), f"{worker}, ggml {peer.version}", options.threads, *counts))
     return 0 if all(outcome.ok for outcome in (*operations, *architectures)) else 1
 

@@ -50,14 +50,14 @@ def _run(target: Target, drive: Drive, begin: int, count: int) -> None:
     warm = min(WARM_SESSIONS, count // 2)
     drive.run(range(begin, begin + warm))
     before, started = target.rest(), time.monotonic()
-    theirs, ours = target.processor_seconds(), time.process_time()
+    theirs, ours = target.running.processor_seconds, time.process_time()
     for first in range(begin + warm, begin + count, PORTION):
         last = min(begin + count, first + PORTION)
         drive.run(range(first, last))
         seconds = time.monotonic() - started
         rate = (last - begin - warm) * FRAMES / seconds
         print(f"{(last - begin) * FRAMES} frames, {rate:.0f}/s", file=sys.stderr, flush=True)
-    theirs, ours = target.processor_seconds() - theirs, time.process_time() - ours
+    theirs, ours = target.running.processor_seconds - theirs, time.process_time() - ours
     after = target.rest()
     require_same(before, after)
     refused = {reason: number for reason, number in target.refused().items() if number}

@@ -1,7 +1,6 @@
 """A worker process under fire, and what can be seen of it from outside: its state, its log, what it holds."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -110,11 +109,6 @@ class Target:
             time.sleep(0.1)
             looks.append(self._footprint())
         return Footprint(*(min(getattr(look, word) for look in looks) for word in Footprint.__slots__))
-
-    def processor_seconds(self) -> float:
-        """What it has computed so far."""
-        words = Path("/proc", str(self.running.popen.pid), "stat").read_text().rpartition(")")[2].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
     def _footprint(self) -> Footprint:
         process = Path("/proc", str(self.running.popen.pid))

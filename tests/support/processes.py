@@ -42,6 +42,12 @@ class Running:
         """Whether it still runs."""
         return self.popen.poll() is None
 
+    @property
+    def processor_seconds(self) -> float:
+        """What it has computed so far."""
+        words = Path("/proc", str(self.popen.pid), "stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
     def wait(self, timeout: float) -> int:
         """Wait for its own end and return the exit status."""
         try:

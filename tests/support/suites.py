@@ -6,6 +6,7 @@ operation, or one architecture, to a process.
 
 import csv
 import re
+import resource
 import subprocess
 import zlib
 from collections import Counter
@@ -76,6 +77,12 @@ class Suites:
     def close(self) -> None:
         """End the worker."""
         self._worker.stop()
+
+    @property
+    def processor_seconds(self) -> tuple[float, float]:
+        """What tools, and workers that have died, have computed so far, and what the worker has."""
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return ended.ru_utime + ended.ru_stime, self._worker.processor_seconds
 
     def cases(self, names: Sequence[str] = ()) -> dict[str, list[str]]:
         """All cases of these operations, or of all."""

@@ -88,7 +88,9 @@ def test_it_does_nothing_for_a_worker_that_has_ended(tmp_path: Path) -> None:
 def test_what_lacks_after_a_broken_start_is_compiled(tmp_path: Path) -> None:
     """Around functions that were kept before the worker was killed."""
     folder = tmp_path / "kernels"
-    shutil.copytree(os.environ["NUMBA_CACHE_DIR"], folder, ignore=shutil.ignore_patterns("windows.arange-*", "complete"))
+    shutil.copytree(
+        os.environ["NUMBA_CACHE_DIR"], folder, ignore=shutil.ignore_patterns("windows.arange-*", "complete")
+    )
     code = "from drover.worker import kernels; kernels.compile_apart()"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "NUMBA_CACHE_DIR": str(folder)})
     assert (folder / "complete").exists()
