@@ -196,9 +196,8 @@ class Session:
 
     def set_tensor(self, request: SetTensor) -> None:
         """Bytes into a tensor, and into the weight cache if the client says they are worth it."""
-        region = self.memory.part(request.tensor, request.offset, len(request.data))
         if request.data is not self._landing:
-            region.write(request.data)
+            self.memory.part(request.tensor, request.offset, len(request.data)).write(request.data)
         self._landing = None
         if request.cache_flag:
             self._tally.sent_after_miss(len(request.data))

@@ -10,9 +10,9 @@ from typing import Literal, get_args
 from drover.rpc.messages import COMMANDS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Counts:
-    """Sums at one moment; bytes are those of the RPC connections, `hit_bytes` those of weights read from the cache,
+    """Sums; bytes are those of the RPC connections, `hit_bytes` those of weights read from the cache,
     `miss_bytes` those of weights that clients had to send.
     """
 
@@ -70,18 +70,19 @@ class Tally:
     @property
     def counts(self) -> Counts:
         """The sums so far."""
-        return self._counts
+        with self._guard:
+            return replace(self._counts)
 
     def client_came(self) -> None:
         """Another connection."""
         with self._guard:
-            self._counts = replace(self._counts, connections=self._counts.connections + 1)
+            self._counts.connections += 1
 
     def moved(self, received: int = 0, sent: int = 0) -> None:
         """Bytes went over a connection."""
         with self._guard:
-            counts = self._counts
-            self._counts = replace(counts, received=counts.received + received, sent=counts.sent + sent)
+            self._counts.received += received
+            self._counts.sent += sent
 
     def served(self, command: str, received: int, sent: int) -> None:
         """A command was served: the bytes of its frame and of the answer."""
@@ -99,18 +100,18 @@ class Tally:
     def hit(self, size: int) -> None:
         """A tensor of `size` bytes came from the weight cache."""
         with self._guard:
-            counts = self._counts
-            self._counts = replace(counts, hits=counts.hits + 1, hit_bytes=counts.hit_bytes + size)
+            self._counts.hits += 1
+            self._counts.hit_bytes += size
 
     def missed(self) -> None:
         """A tensor was asked of the weight cache, and was not in it."""
         with self._guard:
-            self._counts = replace(self._counts, misses=self._counts.misses + 1)
+            self._counts.misses += 1
 
     def sent_after_miss(self, size: int) -> None:
         """A client sent a tensor of `size` bytes that the weight cache lacked."""
         with self._guard:
-            self._counts = replace(self._counts, miss_bytes=self._counts.miss_bytes + size)
+            self._counts.miss_bytes += size
 
     @contextmanager
     def computing(self, nodes: int) -> Iterator[None]:
@@ -121,10 +122,6 @@ class Tally:
         finally:
             seconds = self._clock() - started
             with self._guard:
-                counts = self._counts
-                self._counts = replace(
-                    counts,
-                    graphs=counts.graphs + 1,
-                    compute_seconds=counts.compute_seconds + seconds,
-                    nodes=counts.nodes + nodes,
-                )
+                self._counts.graphs += 1
+                self._counts.compute_seconds += seconds
+                self._counts.nodes += nodes
