@@ -28,7 +28,7 @@ from drover.worker.devices.cpu.record import (
 )
 from drover.worker.devices.cpu.rows import scratch_bytes as row_scratch
 from drover.worker.devices.cpu.simd import atomic_add, jit, load_i32, load_i64, store_i64
-from drover.worker.devices.cpu.sync import barrier, each_item, report_bad_index
+from drover.worker.devices.cpu.sync import barrier, each_item, each_run, report_bad_index
 from drover.worker.devices.cpu.tiles import configure, release
 from drover.worker.devices.cpu.vector import move, word
 from drover.worker.devices.device import Node
@@ -212,13 +212,31 @@ def _prepare(record: int, nth: int, scratch: int, shared: int, least: int, sync:
 
 @jit
 def _multiply(record: int, nth: int, scratch: int, shared: int, least: int, sync: int) -> None:
+    if load_i64(shared + 8 * _TILES) > 0:
+        _multiply_panels(record, nth, scratch, shared, least, sync)
+    else:
+        _multiply_rows(record, nth, scratch, shared, sync)
+
+
+@jit
+def _multiply_rows(record: int, nth: int, scratch: int, shared: int, sync: int) -> None:
+    rows, used = word(record, NE0 + 1), load_i64(shared + 8 * _USED)
+    for run, length in each_run(record, rows * used, matmul.LEAST_ROWS, rows * used, nth):
+        at = run
+        while at < run + length:
+            first = at % rows
+            some = min(run + length - at, rows - first, _MOST_ROWS)
+            _by_rows(record, load_i64(_used(record, shared) + 8 * (at // rows)), first, some, scratch, shared, sync)
+            at += some
+
+
+@jit
+def _multiply_panels(record: int, nth: int, scratch: int, shared: int, least: int, sync: int) -> None:
+    """The same where an expert at least has enough columns for tiles."""
     kind, k, rows = word(record, TYPE0), word(record, NE0), word(record, NE0 + 1)
     starts, used = _starts(shared), load_i64(shared + 8 * _USED)
-    tiled = load_i64(shared + 8 * _TILES) > 0
-    chunk = max(1, min(_MOST_ROWS, rows * used // (8 * nth)))
-    if tiled:
-        configure(scratch)
-        chunk = matmul.panel_rows(kind, k, rows * used, nth)
+    configure(scratch)
+    chunk = matmul.panel_rows(kind, k, rows * used, nth)
     chunks = (rows + chunk - 1) // chunk
     for item in each_item(record, chunks * used, 1):
         e, first = load_i64(_used(record, shared) + 8 * (item // chunks)), item % chunks * chunk
@@ -228,8 +246,7 @@ def _multiply(record: int, nth: int, scratch: int, shared: int, least: int, sync
         else:
             for start in range(first, first + some, _MOST_ROWS):
                 _by_rows(record, e, start, min(_MOST_ROWS, first + some - start), scratch, shared, sync)
-    if tiled:
-        release()
+    release()
 
 
 @jit

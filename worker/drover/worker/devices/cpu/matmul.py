@@ -27,7 +27,7 @@ TILE_COLUMNS: Final = 32
 """From this many columns on, tiles: about where they overtake the row kernels."""
 K_TILE_COLUMNS: Final = 8
 """The same for K types: where ggml forms whole sums of blocks, as the tiles do."""
-_LEAST_ROWS: Final = 16
+LEAST_ROWS: Final = 16
 """Rows that a thread claims at least, and"""
 _MOST_ROWS: Final = 64
 """at most where they pass more than once, so that they stay in the second-level cache."""
@@ -168,7 +168,7 @@ def _by_rows(record: int, tid: int, nth: int, scratch: int, shared: int, sync: i
     joint = ratio2 if word(record, NB_DST + 2) == columns * step else 1
     groups = heads // joint
     row, most = word(record, NB0 + 1), rows if columns * joint <= WIDEST else _MOST_ROWS
-    for run, length in each_run(record, rows * groups * outer, _LEAST_ROWS, most, nth):
+    for run, length in each_run(record, rows * groups * outer, LEAST_ROWS, most, nth):
         done = 0
         while done < length:
             first, group = (run + done) % rows, (run + done) // rows
