@@ -11,7 +11,7 @@ import pytest
 from llvmlite import binding
 
 from drover.errors import DroverError
-from drover.worker import kernels
+from drover.worker import kernels, machine
 from drover.worker.devices.cpu.instructions import Level, settings
 from drover.worker.devices.cpu.kernel_cache import cache_directory
 
@@ -77,6 +77,17 @@ def test_nothing_is_started_where_nothing_lacks(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "complete").unlink()
     kernels.compile_apart()
     assert started == [[sys.executable, "-m", "drover.worker.kernels", str(os.getpid())]]
+
+
+@pytest.mark.parametrize(
+    ("cores", "free", "processes"), [(8, 64 << 30, 4), (2, 64 << 30, 2), (8, 1200 << 20, 2), (8, 100 << 20, 1)]
+)
+def test_no_more_processes_than_there_are_cores_and_memory_for(
+    cores: int, free: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "usable_cores", lambda: cores)
+    monkeypatch.setattr(machine, "available_memory", lambda: free)
+    assert kernels._processes() == processes
 
 
 def test_it_does_nothing_for_a_worker_that_has_ended(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import structlog
 
+from drover.worker import machine
 from drover.worker.devices.cpu.instructions import Level, settings
 from drover.worker.devices.cpu.kernel_cache import cache_directory, compiling
 
@@ -27,7 +28,9 @@ _COMPLETE = "complete"
 """The mark of a folder that lacks nothing for the CPU it was made on."""
 _LOCK = "lock"
 _MOST_PROCESSES = 4
-"""A few parts take so long that more would wait for them, and each takes some 300 MB."""
+"""A few parts take so long that more would wait for them."""
+_PROCESS_BYTES = 512 << 20
+"""What each is to have of the memory that is free."""
 _PR_SET_PDEATHSIG = 1
 
 log = structlog.get_logger()
@@ -84,13 +87,17 @@ def main() -> None:
     from drover.worker.devices.cpu.run import parts
 
     every = parts()
-    processes = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
     with (
         compiling(Path(os.environ["NUMBA_CACHE_DIR"])),
-        ProcessPoolExecutor(processes, get_context("fork"), _end_with, (os.getpid(),)) as pool,
+        ProcessPoolExecutor(_processes(), get_context("fork"), _end_with, (os.getpid(),)) as pool,
     ):
         for done in [pool.submit(_compile, number) for number in range(len(every))]:
             done.result()
+
+
+def _processes() -> int:
+    """As many as there are cores and memory for."""
+    return max(1, min(machine.usable_cores(), machine.available_memory() // _PROCESS_BYTES, _MOST_PROCESSES))
 
 
 def _compile(number: int) -> None:
