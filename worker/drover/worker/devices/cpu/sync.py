@@ -62,10 +62,14 @@ def each_run(record: int, items: int, least: int, most: int, threads: int) -> It
     """Runs of items that this thread does, the first of each and how many: long ones first, lest memory be asked for
     here and there, then ever shorter ones, so that threads end together. Each claims half a thread's share of the rest.
     """
+    most = max(least, most)
+    longest = max(0, items // (threads * most) - 1)  # rounds in which everybody takes `most`
     while True:
         claim = atomic_add(record + 8 * COUNTER, 1)
-        first, size = 0, max(least, min(most, items // (2 * threads)))
-        for _ in range(claim // threads):
+        turn = claim // threads
+        first = min(turn, longest) * threads * most
+        size = max(least, min(most, (items - first) // (2 * threads)))
+        for _ in range(turn - longest):
             first += threads * size
             size = max(least, min(most, (items - first) // (2 * threads)))
         first += claim % threads * size
