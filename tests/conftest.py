@@ -11,6 +11,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from drover.worker import kernels
 from drover.worker.devices.cpu.kernel_cache import cache_directory
 from support import drover
 from support.peer import Peer, PeerUnavailableError
@@ -25,6 +26,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Read when numba is imported. By default kernels stay beside the sources, even when their callees have changed.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_directory(Path(tempfile.gettempdir(), "drover-test-kernels"))))
+
+
+_MANY_TESTS = 1000
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """A run of nearly everything has several processes compile the kernels before it starts."""
+    if len(session.items) > _MANY_TESTS and not session.config.option.collectonly:
+        kernels.compile_apart()
 
 
 @pytest.fixture(autouse=True)
