@@ -28,7 +28,7 @@ from drover.worker.devices.cpu.record import (
 )
 from drover.worker.devices.cpu.rows import scratch_bytes as row_scratch
 from drover.worker.devices.cpu.simd import atomic_add, jit, load_i32, load_i64, store_i64
-from drover.worker.devices.cpu.sync import barrier, each_item, each_run, report_bad_index
+from drover.worker.devices.cpu.sync import barrier, each_item, each_stretch, report_bad_index
 from drover.worker.devices.cpu.tiles import configure, release
 from drover.worker.devices.cpu.vector import move, word
 from drover.worker.devices.device import Node
@@ -221,13 +221,8 @@ def _multiply(record: int, nth: int, scratch: int, shared: int, least: int, sync
 @jit
 def _multiply_rows(record: int, nth: int, scratch: int, shared: int, sync: int) -> None:
     rows, used = word(record, NE0 + 1), load_i64(shared + 8 * _USED)
-    for run, length in each_run(record, rows * used, matmul.LEAST_ROWS, rows * used, nth):
-        at = run
-        while at < run + length:
-            first = at % rows
-            some = min(run + length - at, rows - first, _MOST_ROWS)
-            _by_rows(record, load_i64(_used(record, shared) + 8 * (at // rows)), first, some, scratch, shared, sync)
-            at += some
+    for i, first, some in each_stretch(record, used, rows, matmul.LEAST_ROWS, rows * used, _MOST_ROWS, nth):
+        _by_rows(record, load_i64(_used(record, shared) + 8 * i), first, some, scratch, shared, sync)
 
 
 @jit

@@ -18,7 +18,7 @@ from drover.worker.devices.cpu.record import DST, NB0, NB1, NB_DST, NE0, NE1, PA
 from drover.worker.devices.cpu.rows import WIDEST
 from drover.worker.devices.cpu.rows import scratch_bytes as row_scratch
 from drover.worker.devices.cpu.simd import jit
-from drover.worker.devices.cpu.sync import barrier, each_item, each_run
+from drover.worker.devices.cpu.sync import barrier, each_item, each_stretch
 from drover.worker.devices.cpu.tiles import configure, permitted, release
 from drover.worker.devices.cpu.vector import word
 from drover.worker.devices.device import Node, Operand
@@ -168,19 +168,12 @@ def _by_rows(record: int, tid: int, nth: int, scratch: int, shared: int, sync: i
     joint = ratio2 if word(record, NB_DST + 2) == columns * step else 1
     groups = heads // joint
     row, most = word(record, NB0 + 1), rows if columns * joint <= WIDEST else _MOST_ROWS
-    for run, length in each_run(record, rows * groups * outer, LEAST_ROWS, most, nth):
-        done = 0
-        while done < length:
-            first, group = (run + done) % rows, (run + done) // rows
-            some = min(length - done, rows - first)
-            p, q = group % groups * joint, group // groups
-            w = word(record, SRC) + p // ratio2 * word(record, NB0 + 2) + q // ratio3 * word(record, NB0 + 3)
-            out = word(record, DST) + p * word(record, NB_DST + 2) + q * word(record, NB_DST + 3)
-            y_at = y + (q * heads + p) * columns * stride
-            w += first * row
-            out += 4 * first
-            calls.times_columns(table, kind, w, row, some, k, y_at, stride, columns * joint, out, step, scratch)
-            done += some
+    for group, first, some in each_stretch(record, groups * outer, rows, LEAST_ROWS, most, rows, nth):
+        p, q = group % groups * joint, group // groups
+        w = word(record, SRC) + p // ratio2 * word(record, NB0 + 2) + q // ratio3 * word(record, NB0 + 3) + first * row
+        out = word(record, DST) + p * word(record, NB_DST + 2) + q * word(record, NB_DST + 3) + 4 * first
+        x = y + (q * heads + p) * columns * stride
+        calls.times_columns(table, kind, w, row, some, k, x, stride, columns * joint, out, step, scratch)
 
 
 @jit

@@ -145,5 +145,4 @@ def compile_kernel(opcode: int) -> int:
 @cache  # also because the code goes when the object does
 def _compiled(opcode: int) -> Any:
     function = KERNELS[opcode]
-    signature = numba.void(*[numba.int64] * _ARGUMENTS)
-    return numba.cfunc(signature, cache=True, error_model="numpy")(getattr(function, "py_func", function))
+    return callees.compiled(getattr(function, "py_func", function), _ARGUMENTS)

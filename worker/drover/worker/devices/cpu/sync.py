@@ -79,6 +79,22 @@ def each_run(record: int, items: int, least: int, most: int, threads: int) -> It
 
 
 @jit_generator
+def each_stretch(
+    record: int, groups: int, rows: int, least: int, most: int, longest: int, threads: int
+) -> Iterator[tuple[int, int, int]]:
+    """The runs of this thread over the rows of all groups, cut where a group ends and after `longest` rows: the group,
+    its first row, and how many.
+    """
+    for run, length in each_run(record, groups * rows, least, most, threads):
+        at = run
+        while at < run + length:
+            first = at % rows
+            some = min(run + length - at, rows - first, longest)
+            yield at // rows, first, some
+            at += some
+
+
+@jit_generator
 def each_row(record: int, extents: int, threads: int) -> Iterator[tuple[int, int, int]]:
     """Where the rows lie that this thread does, of the operand whose extents the record has from this word on."""
     ne1, ne2 = word(record, extents + 1), word(record, extents + 2)
